@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
-from importlib.util import find_spec
 from typing import Any, Literal, TypeVar
 
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
 from llm_utils import distributed
 from llm_utils.command_line import read as read
+from llm_utils.records import tracking
+from llm_utils.setup import startup
 from llm_utils.setup.curriculum import stages
 from llm_utils.setup.environments import check_mixture, environment_spec, kwargs_of_each, one_each
 
@@ -204,10 +205,9 @@ def check_each(args: Any) -> None:
     For any script. A flag that was given its default cannot be told from one that was left out. A resumed run
     (--resume) keeps the flags that it was accepted with.
     """
+    startup.imported()
     given = {name: value for name, value in vars(args).items() if value is not None}
     defaults = defaults_of(type(args))
-    if given.get("track") and find_spec("wandb") is None:
-        raise SystemExit("--track needs wandb: pip install 'agent-r1[track]'")
     for name, value in given.items():
         if value in ("", []) and defaults[name] != value:
             raise SystemExit(f"{flag(name)} is empty: give a value, or leave the flag out")
@@ -238,6 +238,8 @@ def check_each(args: Any) -> None:
                 raise SystemExit(f"{flag(name)} {url}: this is not an address such as http://localhost:8000")
     check_environment(args)
     check_switches(args)
+    if given.get("track") and distributed.launched_rank() == 0:  # last, because it may ask a server
+        tracking.check_login()
     for name, model in TRAINED_BY.items():
         if given.get(name) == 0 and distributed.launched_rank() == 0:
             print(f"{flag(name)} 0: {model} keeps its weights and learns nothing", file=sys.stderr)

@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import tyro
 
 from llm_utils import config_file
-from llm_utils.setup import startup
 
 ArgsT = TypeVar("ArgsT")
 CONFIG = "YAML file of flags, such as the config.yaml of an earlier run. Flags on the command line win over the file"
@@ -30,7 +29,6 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     is the title of the group that begins there. A group is a nested dataclass for tyro, so the flags are nested here
     and flattened again.
     """
-    startup.imported()
     hints, texts = get_type_hints(kind), texts_of(kind)
     initial = {} if default is None else dict(vars(default))
     parser = argparse.ArgumentParser(options.get("prog"), add_help=False, allow_abbrev=False)

@@ -10,6 +10,7 @@ import tyro
 from learners import ALL, PLAY
 
 from llm_utils import arguments, command_line
+from llm_utils.records import tracking
 
 
 def check(script, *words):
@@ -221,6 +222,6 @@ def test_a_script_of_ones_own_may_have_lists_and_flags_without_a_default(script,
 
 @pytest.mark.parametrize("script", [*PLAY, "sft_llm"])
 def test_tracking_without_its_package_is_refused(script, monkeypatch):
-    monkeypatch.setattr(arguments, "find_spec", lambda module: None)
+    monkeypatch.setattr(tracking, "find_spec", lambda module: None)
     with pytest.raises(SystemExit, match=r"--track needs wandb: pip install 'agent-r1\[track\]'"):
         check(script, "--track")

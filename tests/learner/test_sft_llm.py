@@ -562,6 +562,7 @@ def test_it_can_be_tracked(learn, flags, monkeypatch):
     wandb = pytest.importorskip("wandb")
     calls = []
     monkeypatch.setattr(wandb, "init", lambda **kwargs: calls.append(kwargs))
+    monkeypatch.setenv("WANDB_MODE", "offline")
     run_dir = learn("sft_llm", *flags, "--track", "--num-steps", 2)
     learn("sft_llm", "--resume", run_dir)
     assert calls[0]["name"] == run_dir.name and calls[0]["sync_tensorboard"]

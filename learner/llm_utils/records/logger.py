@@ -21,7 +21,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from llm_utils import config_file
-from llm_utils.records import displays, run_files, run_warnings
+from llm_utils.records import displays, run_files, run_warnings, tracking
 from llm_utils.records.progress import Progress, duration
 from llm_utils.setup.environments import words
 
@@ -40,9 +40,7 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
     earlier logs from `purge_step` on are removed.
     """
     if args.track:
-        import wandb
-
-        wandb.init(
+        tracking.start(
             project=args.wandb_project_name,
             name=run_dir.name,
             config=asdict(args),

@@ -51,6 +51,16 @@ def claim(folder: Path) -> None:
     _claimed[path] = file  # also without a lock, as some file systems have none
 
 
+def discard(folder: Path) -> None:
+    """Remove the folder of a run that never began, if it holds nothing but the files of its beginning."""
+    names = re.compile(r"\.lock|summary\.json|events\.out\.tfevents\..*")
+    paths = list(folder.iterdir()) if folder.is_dir() else []
+    if all(names.fullmatch(path.name) and path.is_file() for path in paths):
+        for path in paths:
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
 def sync(path: Path) -> None:
     """Flush a file, or everything in a folder, to the disk. Raise OSError."""
     if path.is_dir():

@@ -29,6 +29,7 @@ from torch import nn
 from agent_r1.text.tokenizers import load_tokenizer
 from agent_r1_tools.text import printable
 from llm_utils import arguments, distributed
+from llm_utils.records import run_files
 from llm_utils.records.run_files import append_rows, claim, sync, sync_one, write_json
 from llm_utils.recovery import disk, signals
 from llm_utils.setup.loading import without_bars
@@ -181,6 +182,7 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
 
     - Ctrl-C and SIGTERM end the run with status 130 and 143. A second signal changes nothing while files are written.
       An ignored signal (Ctrl-C in a shell's background jobs) stays ignored.
+    - A SystemExit before the first iteration is raised again. There is nothing to resume, so the folder is removed.
     - Other exceptions are raised again with a note. For a loss that is not finite (FloatingPointError with the
       trajectories as its second argument), the trajectories are written to not_finite.jsonl. If the logits are not
       finite, there are no trajectories: the last update destroyed the weights, so the checkpoint is kept.
@@ -195,6 +197,10 @@ def saving_at_exit(saver: Checkpointer, run: dict[str, Any]) -> Iterator[None]:
             yield
         except BaseException as error:
             signals.ignore()
+            if isinstance(error, SystemExit) and run.get("iteration") == 0 and not saver.folder.exists():
+                if saver.rank == 0 and not any(name.startswith("eval/") for name in run.get("summary", {})):
+                    run_files.discard(run_dir)
+                raise  # it never began, and would end in the same way if it was resumed
             reason = str(error) if isinstance(error, SaveError) and error.of_disk else disk.no_room(error)
             rows: Any = None
             if isinstance(error, FloatingPointError) and len(error.args) == 2:  # ours; libraries raise this error too

@@ -109,8 +109,10 @@ def check_configs(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raise RefusedError if a config of a model's folder is damaged, or its index names files elsewhere."""
+    """Raise RefusedError if a config or a file of weights in a model's folder is damaged, or its index names files
+    elsewhere."""
     check_configs(folder)
+    files_of_weights = {"model.safetensors"}
     if (folder / "config.json").is_file() and (folder / "adapter_config.json").exists():
         remedy = "give a folder with the model only, and the adapters' folder to evaluate_llm.py --adapter"
         raise RefusedError(f"{folder} has both adapter_config.json and config.json; {remedy}")
@@ -122,6 +124,23 @@ def check_files(folder: Path) -> None:
             for file in files.values():
                 if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
                     raise RefusedError(f"{folder / name} names {file!r:.100}, which is not a file in the same folder")
+            files_of_weights |= set(files.values())
+    for name in sorted(files_of_weights):
+        if name.endswith(".safetensors") and (folder / name).is_file():
+            check_weights(folder / name)
+
+
+def check_weights(path: Path) -> None:
+    """Raise RefusedError if a file of safetensors is cut off or damaged. Only its header is read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        size = f"{path.stat().st_size:,} bytes"
+        cause = f"{path} ({size}) cannot be read, perhaps after an interrupted download; copy or download it again"
+        raise RefusedError(f"{cause} ({describe_error(error)})") from None
 
 
 def check_settings(config: dict[str, Any], source: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_utils.records import tracking
+
 SCRIPT = Path(__file__).parents[3] / "learner" / "ppo_llm.py"
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})
 SMALL = ["--tokenizer", "byte", "--env-kwargs", ENV_KWARGS, "--num-envs", "4", "--episodes-per-iteration", "8"]
@@ -96,3 +98,27 @@ def test_both_carry_the_same_scalars_and_a_resumed_run_goes_on(tmp_path, policy_
     again, config = run_and_config(second)
     assert again.run_id == run.run_id and again.display_name == run.display_name and config["total_episodes"] == 24
     assert more.keys() > expected.keys() and history(second).keys() == more.keys() - expected.keys()
+
+
+def test_without_a_key_nothing_begins(learn, tmp_path, monkeypatch):
+    """A home without credentials, in this process; a key that cannot be one is refused as well."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    import wandb
+
+    wandb.teardown()
+    remedy = "wandb login.*WANDB_API_KEY.*WANDB_MODE=offline"
+    try:
+        with pytest.raises(SystemExit, match=f"^--track: no API key of Weights & Biases is set; .*{remedy}"):
+            learn("grpo_llm", "--track", "--model", "/nowhere/model")
+        with pytest.raises(SystemExit, match=f"^--track: wandb cannot start .*No API key configured.*{remedy}"):
+            tracking.start(project="x", dir=str(tmp_path))
+        wandb.teardown()
+        monkeypatch.setenv("WANDB_API_KEY", "short")
+        with pytest.raises(SystemExit, match=f"^--track: wandb cannot start .*40.*{remedy}"):
+            learn("sft_llm", "--track", "--model", "/nowhere/model")
+    finally:
+        wandb.teardown()
+    assert not (tmp_path / "runs").exists()

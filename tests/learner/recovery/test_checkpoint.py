@@ -509,3 +509,26 @@ def test_what_counts_as_small_is_what_is_copied(policy, dtype):
     head = policy.get_output_embeddings().weight.nbytes  # a tied one stands twice in the state dict, once in memory
     counted = checkpoint.copied_bytes(p for p in policy.parameters() if p.requires_grad)
     assert size(saver._content()) - head == pytest.approx(counted, rel=0.01)
+
+
+def test_a_run_that_never_began_is_not_resumed(learn, policy_folder, capsys):
+    words = ["--model", policy_folder, "--tokenizer", "byte", "--num-threads", 1, "--no-cuda", "--num-envs", 4]
+    words += ["--total-episodes", 8, "--episodes-per-iteration", 8, "--num-minibatches", 1, "--group-size", 4]
+    Path("runs").mkdir()
+    with pytest.raises(SystemExit, match="an episode cannot begin: .*max_context_tokens"):
+        learn("grpo_llm", *words, "--env-kwargs", '{"max_context_tokens": 10}')
+    assert "resume" not in capsys.readouterr().err and not list(Path("runs").iterdir())
+
+
+def test_only_the_folder_of_a_run_without_results_is_removed(saver):
+    after_boundary(saver, 0)
+    run_dir = saver.folder.parent
+    for summary, more, kept in (({"eval/success_first": 0.5}, "events.out.tfevents.1", True), ({}, "notes.txt", True),
+                                ({}, "events.out.tfevents.1", False)):  # fmt: skip
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / more).touch()
+        with pytest.raises(SystemExit, match="^it cannot begin$"):
+            with checkpoint.saving_at_exit(saver, {"iteration": 0, "summary": summary}):
+                raise SystemExit("it cannot begin")
+        assert run_dir.exists() == kept and not saver.folder.exists()
+        (run_dir / more).unlink(missing_ok=True)

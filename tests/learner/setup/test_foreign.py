@@ -9,7 +9,7 @@ import torch
 from agent_r1_tools import bounded
 from llm_utils.imitation.demonstrations import read_rows
 from llm_utils.setup import foreign, pass_rates
-from llm_utils.setup.loading import load_policy, merge_adapters
+from llm_utils.setup.loading import load_policy, merge_adapters, read_config
 from llm_utils.setup.preflight import preflight
 from llm_utils.setup.sources import tokenizer_source
 
@@ -358,3 +358,19 @@ def test_pass_rates_and_rows_of_strangers(tmp_path, monkeypatch):
     monkeypatch.setattr(bounded, "MAX_LINE", 1000)
     file.write_text('{"tokens": [' + "1, " * 1000 + "1]}")
     assert "the line has more than" in refusal(read_rows, str(file), 5)
+
+
+def test_a_cut_file_of_weights_is_named(model, tmp_path):
+    folder = model()
+    shards = tmp_path / "shards"
+    load_policy(folder, CPU).save_pretrained(shards, max_shard_size="20KB")
+    (tmp_path / "other").mkdir()
+    for place in (folder, shards):
+        file = sorted(place.glob("*.safetensors"))[-1]
+        file.write_bytes(file.read_bytes()[:-10])
+        said = refusal(read_config, place)
+        assert said.startswith(f"--model {place}: {file} (") and "interrupted download" in said and "\n" not in said
+    assert len(list(shards.glob("*.safetensors"))) > 1
+    (shards / "extra.safetensors").write_bytes(b"cut")  # not of this model
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")  # a pointer of git-lfs
+    assert str(file) in refusal(read_config, shards)
