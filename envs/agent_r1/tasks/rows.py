@@ -139,8 +139,7 @@ class RowsEnv(Baselines, ToolEnv):
     def start_episode(self, task: Task) -> None:
         """Keep only the row's tools. A tool that takes the row is made for each episode, so no two rows share calls."""
         tools = {name: self._all_tools[name] for name in task.metadata["tools"]}
-        row = _row(task)
-        self.tools = {name: tool.of(row) if isinstance(tool, RowTool) else tool for name, tool in tools.items()}
+        self.tools = {name: tool.of(_row(task)) if isinstance(tool, RowTool) else tool for name, tool in tools.items()}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Score an answer with the reward; an empty answer scores 0."""
@@ -156,7 +155,7 @@ class RowsEnv(Baselines, ToolEnv):
             metrics = {"em": exact_match(answer, gold), "f1": f1(answer, gold)}
             score = metrics["em" if self.reward == "exact_match" else "f1"]
         else:
-            score = _score(self.reward, answer, _row(task))
+            score = _score(self.reward, answer, copy.deepcopy(_row(task)))
         return score, {"score": score, **metrics}
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
@@ -177,15 +176,18 @@ class RowsEnv(Baselines, ToolEnv):
         return [*texts[:-1], f"{texts[-1]}\n{last}"] if texts and not turns[-1]["tool_calls"] else [*texts, last]
 
     def _write(self, turn: Mapping[str, Any]) -> str:
-        """Write an assistant's message in the dialect. It is data: names of control tokens stay text, but for thoughts.
+        """Write an assistant's message in the dialect. Names of control tokens stay text, except the tags of thoughts.
 
-        Raises ValueError for a call that could not be made.
+        Raises ValueError for a call that could not be made, and for a text that would become a control token.
         """
         dialect, content = self.dialect, turn["content"]
-        for name in {*dialect.codec.controls, *(dialect.call_tags or ())} - set(dialect.think_tags):
+        codec, thoughts = dialect.codec, dialect.think_tags
+        for name in sorted({*codec.controls, *(dialect.call_tags or ())} - {*thoughts}):
             content = content.replace(name, f"{name[0]} {name[1:]}")
+        if {*codec.controls_in(codec.encode_text(content))} - {codec.controls.get(tag) for tag in thoughts}:
+            raise ValueError(f"row {self.task.id}: the text of a message would become a control token")
         text = reply_text(dialect, {**turn, "content": content}, self.schemas)
-        calls = dialect.parse(dialect.codec.encode_text(text), self.schemas).calls
+        calls = dialect.parse(codec.encode_text(text), self.schemas).calls
         if len(calls) != len(turn["tool_calls"]):
             raise ValueError(f"row {self.task.id}: the text of a message reads as a call; write it into tool_calls")
         for call in calls:
@@ -197,8 +199,8 @@ class RowsEnv(Baselines, ToolEnv):
 
 
 def _row(task: Task) -> dict[str, Any]:
-    """Return a task's row for a function, which may change it."""
-    return copy.deepcopy({"id": task.id, "question": task.question, "answer": list(task.answers), **task.metadata})
+    """Return a task's row for a function. The function gets a copy, which it may change."""
+    return {"id": task.id, "question": task.question, "answer": list(task.answers), **task.metadata}
 
 
 # ---------------------------------------------------------------------- tools

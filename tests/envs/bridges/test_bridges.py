@@ -533,7 +533,7 @@ def test_a_world_that_gives_no_result_is_named():
         def judge_answer(self, answer):
             return 0.0, {}
 
-    env = OddEnv([{"name": "act"}], fault_deadline=0)
+    env = OddEnv([{"name": "act", "description": "Act."}], fault_deadline=0)
     env.reset(options={"task_index": 0})
     call = env.dialect.tool_call("act", {}) + env.dialect.end_of_turn
     info = env.step(np.array(env.tokenizer.encode(call), np.int32))[4]

@@ -17,6 +17,7 @@ from agent_r1.tasks.rows import RowsEnv
 from agent_r1.validation import probes
 from agent_r1.validation.probes import play
 from agent_r1.vector import ToolVectorEnv
+from agent_r1_tools import run_tool
 
 ID = "AgentR1/Rows-v0"
 ROWS = [{"id": f"q{n}", "question": f"What is {n} and {n}?", "answer": 2 * n, "level": n} for n in range(20)]
@@ -134,6 +135,9 @@ def test_a_tool_reads_its_row_unseen_by_the_policy():
     for given in ({"key": "who", "row": {"facts": {"who": "mine"}}}, {"row": {}}):
         *_, info = env.step(call(env, "look_up", **given))
         assert not info["tool_calls"][0]["ok"] and "unknown 'row'" in env.messages[-1]["content"]
+    late = env.tools["look_up"]  # a call of it may still run when the next episode begins
+    env.reset(options={"task_index": 5})
+    assert run_tool(late, {"key": "who"}).content == "fact 2"
 
 
 @pytest.mark.parametrize("name", ["look_up", "look_up_later"])
