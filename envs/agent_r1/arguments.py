@@ -6,8 +6,10 @@ import importlib
 import inspect
 import math
 import operator
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -31,21 +33,35 @@ class ArgumentError(PrintableMessage, ValueError):
     """
 
 
-def named_function(name: str, value: str) -> Any:
-    """Return the function that "module:function" names.
+def add_current_folder() -> None:
+    """Let modules of the current folder be imported, after all others."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
-    Raises ArgumentError if it is not found, and for a module of Python itself. The name may come from a run's folder or
-    a row that someone else made, and `builtins:exec` as a reward function would execute the policy's answers.
+
+def named_function(name: str, value: str) -> Any:
+    """Return the function that "module:function" names. The module may be in the current folder.
+
+    Raises ArgumentError if it is not found, and for a function of Python itself. The name may come from a run's folder
+    or a row that someone else made, and `builtins:exec` as a reward function would execute the policy's answers.
     """
     module, _, attribute = value.partition(":")
     if not attribute:
         raise ArgumentError(f"{name} must be a function or module:function, got {value!r}")
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        raise ArgumentError(f"{name} {value!r}: functions of Python itself are rejected; name one of your own")
+    add_current_folder()
     try:
-        return getattr(importlib.import_module(module), attribute)
+        if not _of_python(module):
+            function = getattr(importlib.import_module(module), attribute)
+            if not inspect.isroutine(function) or not _of_python(str(function.__module__)):
+                return function
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: ".name", ""
-        raise ArgumentError(f"{name} {value!r}: {error}; is its folder in PYTHONPATH (PYTHONPATH=.)?") from None
+        places = "modules are imported from this folder, from PYTHONPATH and from installed packages"
+        raise ArgumentError(f"{name} {value!r}: {error}; {places}") from None
+    raise ArgumentError(f"{name} {value!r}: functions of Python itself are rejected; name one of your own")
+
+
+def _of_python(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def integer(name: str, value: Any, least: int | None = None) -> int:
@@ -118,14 +134,36 @@ def check_class(env: ToolEnv, base: type[ToolEnv], unknown: Mapping[str, Any]) -
         finite(f"{name}.PROCESS_WEIGHTS[{term!r}]", weight)
 
 
+def read_tools(name: str, tools: Any) -> list[Tool]:
+    """Return the tools of an environment's class: Tools, and plain functions, which become some.
+
+    Raises ArgumentError for anything else, and for a function that cannot be a tool.
+    """
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise ArgumentError(f"the tools of {name} must be a list of Tools and functions, got {tools!r:.200}")
+    return [function_tool(tool, f"the tools of {name}", Tool.from_function) for tool in tools]
+
+
+def function_tool(tool: Any, where: str, make: Callable[[Any], Tool]) -> Tool:
+    """Return a tool, or the one that `make` makes of a function. Raises ArgumentError, which begins with `where`."""
+    if isinstance(tool, Tool):
+        return tool
+    if not callable(tool) or (isinstance(tool, type) and issubclass(tool, Tool)):
+        raise ArgumentError(f"{where} must be Tools (objects, no classes) and functions, got {tool!r:.200}")
+    try:
+        return make(tool)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{where}: {error}") from None
+
+
+_undescribed: set[str] = set()  # names of tools that were warned about
+
+
 def check_constructor(
-    env: ToolEnv, tools: Any, split: Any, strict: Any, render_mode: Any, bounds: Mapping[str, Any]
+    env: ToolEnv, tools: Sequence[Tool], split: Any, strict: Any, render_mode: Any, bounds: Mapping[str, Any]
 ) -> None:
     """Raise ArgumentError for a wrong argument of `ToolEnv`. `bounds` must be None or integers of at least 1."""
     name = type(env).__name__
-    if not isinstance(tools, Sequence) or not all(isinstance(tool, Tool) for tool in tools):
-        remedy = "Tool.from_function(function) makes a Tool from a function"
-        raise ArgumentError(f"the tools of {name} must be a list of Tools, got {tools!r:.200}; {remedy}")
     if not isinstance(strict, bool | None):
         raise ArgumentError(f"strict must be True, False or None, got {strict!r}")
     try:
@@ -141,6 +179,10 @@ def check_constructor(
             integer(bound, value, least=1)
     for tool in tools:
         check_limits(tool)
+        if not str(tool.description or "").strip() and tool.name not in _undescribed:
+            _undescribed.add(tool.name)
+            remedy = "write a docstring in its function, or set its description"
+            warnings.warn(f"the tool {tool.name} of {name} has no description for the policy; {remedy}", stacklevel=3)
     names = [tool.name for tool in tools]
     twice = {name for name in names if names.count(name) > 1}
     if twice:

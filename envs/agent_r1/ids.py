@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
 import re
-import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, add_current_folder
 from agent_r1.tool_env import ToolEnv
 
 HELD_OUT = ("test", "validation", "dev")  # programs evaluate on the first of these that exists, if no split is named
@@ -43,6 +44,20 @@ def find_environment(env_id: str) -> EnvSpec:
         raise ArgumentError(f"there is no such environment; {_remedy(name)}")
     _check_maker(name)
     return gym.spec(name)
+
+
+def factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[], gym.Env[Any, Any]]:
+    """Return a function without arguments that makes an environment, as vector environments take it.
+
+    It pickles, also for a process that is started by `spawn`, if the values of `kwargs` do. "module:id" imports the
+    module first, also from the current folder. Raises ArgumentError if there is no such environment.
+    """
+    find_environment(env_id)
+    return partial(_make, env_id, dict(kwargs or {}))
+
+
+def _make(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    return gym.make(find_environment(env_id).id, **kwargs)
 
 
 def creator(name: str) -> Any:
@@ -76,7 +91,7 @@ def _check_maker(env_id: str) -> None:
 
 def _import(module: str) -> list[str] | None:
     """Import a module and return the ids that it registers, by their class or by the import; None without a module."""
-    _add_current_folder()
+    add_current_folder()
     try:
         spec_found = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a missing package; ".name"
@@ -88,23 +103,28 @@ def _import(module: str) -> list[str] | None:
     return sorted(name for name, spec in gym.registry.items() if name not in before or is_of(spec, module))
 
 
-def _add_current_folder() -> None:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-
-
 def _registers(module: str, own: list[str]) -> str:
     return f"{module} registers {', '.join(own) or 'none'}"
 
 
 def _remedy(name: str) -> str:
-    ours = ", ".join(sorted(name for name in gym.registry if name.startswith("AgentR1/")))
+    near = ", ".join(_nearest(name))
     if name.startswith("AgentR1/"):
-        return f"there are {ours}"
-    _add_current_folder()
+        return f"similar ids: {near}; agent_r1.ENVIRONMENTS and agent_r1.BRIDGES have all"
+    add_current_folder()
     if _is_module(name):
         return f"{name} is a module: give {name}:ID"
-    return f"give the module that registers it: MODULE:{name}. Ids without a module: {ours}"
+    return f"give the module that registers it: MODULE:{name}. Similar ids without a module: {near}"
+
+
+def _nearest(name: str) -> list[str]:
+    """Return the three registered ids of this package whose names are most similar."""
+
+    def plain(env_id: str) -> str:
+        return re.sub(r"-v\d+$", "", env_id.rpartition("/")[2]).lower()
+
+    ours = {plain(env_id): env_id for env_id in gym.registry if env_id.startswith("AgentR1/")}
+    return [ours[near] for near in get_close_matches(plain(name), ours, 3, cutoff=0.0)]
 
 
 def _is_module(name: str) -> bool:

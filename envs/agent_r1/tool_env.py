@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer
+from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer, read_tools
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line, may_have_acted
@@ -58,7 +58,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     """A Gymnasium environment whose actions are token spans and whose observation is the whole token state.
 
     Args:
-        tools: the tools that the policy can call. Later arguments are keyword-only.
+        tools: the tools that the policy can call; functions become tools by `Tool.from_function`. Later arguments are
+            keyword-only.
         tokenizer: a Hugging Face name or folder, a tokenizer object, or None for the built-in byte tokenizer.
         dialect: the notation of calls and results ("hermes", "qwen_xml", ...); None: that of the chat template.
         split: the part of the tasks.
@@ -98,7 +99,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def __init__(
         self,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Tool | Callable[..., Any]] = (),
         *,
         tokenizer: Any = None,
         dialect: str | None = None,
@@ -117,6 +118,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         bounds = {
             "max_turns": max_turns, "max_context_tokens": max_context_tokens, "max_action_tokens": max_action_tokens,
         }  # fmt: skip
+        tools = read_tools(type(self).__name__, tools)
         check_constructor(self, tools, split, strict, render_mode, bounds)
         self.split = self.splits[split]
         self.tokenizer = load_tokenizer(tokenizer)

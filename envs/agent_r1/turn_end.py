@@ -277,17 +277,24 @@ def judged(env: ToolEnv, judgement: Any) -> tuple[float, dict[str, Any]]:
 
     Raises ValueError for anything else.
     """
-    problem = f"{type(env).__name__} returned the judgement {judgement!r}; a score must be from 0 to 1, metrics numbers"
+    name = type(env).__name__
     try:
         score, metrics = judgement
-        score = _finite(env, "a score", score)
-        entries = dict(metrics or {}).items()
-        metrics = {name: None if value is None else _finite(env, "a metric", value) for name, value in entries}
     except (TypeError, ValueError):
-        raise ValueError(problem) from None
+        form = "judge_answer must return a pair (score, metrics), such as (1.0, {}) or (0.5, {'f1': 0.5})"
+        raise ValueError(f"{name}: {form}, got {judgement!r:.200}") from None
+    problem = f"{name} returned the judgement {judgement!r:.200}; "
+    try:
+        score = _finite(env, "a score", score)
+    except ValueError:
+        score = -1.0
     if not 0 <= score <= 1:
-        raise ValueError(problem)
-    return score, metrics
+        raise ValueError(f"{problem}its first part, the score, must be a number from 0 to 1")
+    try:
+        entries = dict(metrics or {}).items()
+        return score, {key: None if value is None else _finite(env, "a metric", value) for key, value in entries}
+    except (TypeError, ValueError):
+        raise ValueError(f"{problem}its second part, the metrics, must be a dict of numbers, or None") from None
 
 
 def _finite(env: ToolEnv, name: str, value: Any) -> float:

@@ -172,15 +172,18 @@ def test_an_end_that_says_nothing_adds_no_message(say, dialect, closed):
 @pytest.mark.parametrize(
     ("judged", "message"),
     [
-        ((2.0, {}), "score must be from 0 to 1"),
-        ((1.0, {"em": "x"}), "metrics numbers"),
-        ((1.0, {"em": "0.5"}), "Nim returned the judgement .* metrics numbers"),
-        (("1", {}), "Nim returned the judgement .* a score must be from 0 to 1"),
-        ((10**400, {}), "Nim returned the judgement .* a score"),
-        ((math.nan, {}), "a score"),
-        ((1.0, {"em": math.nan}), "metrics numbers"),
-        (1.0, "a score must be from 0 to 1"),
-        ((1.0, 3), "metrics numbers"),
+        ((2.0, {}), "Nim returned the judgement .* the score, must be a number from 0 to 1"),
+        (("1", {}), "the score, must be a number from 0 to 1"),
+        ((10**400, {}), "the score, must be a number from 0 to 1"),
+        ((math.nan, {}), "the score, must be a number from 0 to 1"),
+        ((1.0, {"em": "x"}), "Nim returned the judgement .* the metrics, must be a dict of numbers"),
+        ((1.0, {"em": "0.5"}), "the metrics, must be a dict of numbers"),
+        ((1.0, {"em": math.nan}), "the metrics, must be a dict of numbers"),
+        ((1.0, 3), "the metrics, must be a dict of numbers"),
+        (1.0, r"Nim: judge_answer must return a pair \(score, metrics\), such as .*, got 1.0"),
+        (True, r"must return a pair \(score, metrics\), such as .*, got True"),
+        (None, r"must return a pair \(score, metrics\), such as .*, got None"),
+        ((1.0,), r"must return a pair \(score, metrics\), such as .*, got \(1.0,\)"),
     ],
 )
 def test_a_judge_that_breaks_its_contract_is_told(say, monkeypatch, judged, message):
@@ -193,7 +196,7 @@ def test_a_judge_that_breaks_its_contract_is_told(say, monkeypatch, judged, mess
 def test_a_judge_that_gives_a_score_alone_is_told_where_nothing_is_answered_too(say, monkeypatch):
     env = begin(Nim, max_turns=1)
     monkeypatch.setattr(env, "judge_answer", lambda answer: 1.0)
-    with pytest.raises(ValueError, match="Nim returned the judgement 1.0; a score must be from 0 to 1"):
+    with pytest.raises(ValueError, match="Nim: judge_answer must return a pair .*, got 1.0"):
         say(env, "well")
 
 

@@ -127,10 +127,35 @@ def test_an_unknown_argument_names_all_that_there_are():
         like(__init__=__init__)(hihg=3)
 
 
-@pytest.mark.parametrize("tools", [[print], print, Tool.from_function(lambda: 1, name="f"), {"a": 1}])
-def test_tools(tools):
-    with pytest.raises(ArgumentError, match="the tools of Mine must be a list of Tools, got .* Tool.from_function"):
+FUNCTION = Tool.from_function(lambda: 1, name="f", description="Say 1.")
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        (print, "the tools of Mine must be a list of Tools and functions, got"),
+        (FUNCTION, "the tools of Mine must be a list of Tools and functions, got"),
+        ({"a": 1}, "the tools of Mine must be a list of Tools and functions, got {'a': 1}"),
+        ("ab", "the tools of Mine must be a list of Tools and functions, got 'ab'"),
+        ([3], "the tools of Mine must be Tools .objects, no classes. and functions, got 3"),
+        ([type(FUNCTION)], "the tools of Mine must be Tools .objects, no classes. and functions, got <class"),
+        ([print], r"the tools of Mine: print\(\*args\): a tool's parameters must be plain ones"),
+        ([lambda: 1], r"the tools of Mine: '<lambda>' cannot be a tool's name .* pass from_function"),
+    ],
+)
+def test_tools(tools, message):
+    with pytest.raises(ArgumentError, match=message):
         like()(tools)
+
+
+def test_a_tool_without_a_description_is_warned_about_once():
+    def whisper(text: str) -> str:
+        return text.lower()
+
+    with pytest.warns(UserWarning, match="the tool whisper of Mine has no description .*; write a docstring") as caught:
+        env = like()([whisper])
+        like()([whisper])
+    assert len(caught) == 1 and env.tools["whisper"].parameters["required"] == ["text"]
 
 
 @pytest.mark.parametrize(

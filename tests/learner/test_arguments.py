@@ -25,7 +25,7 @@ BOUNDS = [
     (ALL, ["--num-threads", -1], "--num-threads must be at least 0"),
     (ALL, ["--env-kwargs", 3], "--env-kwargs takes a JSON object"),
     (ALL, ["--env-kwargs", '{"split": "test"}'], "--env-kwargs must not contain split; use --split"),
-    (ALL, ["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
+    (ALL, ["--env-id", "AgentR1/Nope-v0"], "there is no such environment; similar ids: AgentR1/"),
     ((*PLAY, "sft_llm"), ["--max-grad-norm", 0], "--max-grad-norm must be above 0"),
     ((*PLAY, "sft_llm"), ["--max-grad-norm", -1], "--max-grad-norm must be above 0"),
     ((*PLAY, "sft_llm"), ["--max-grad-norm", "nan"], "--max-grad-norm must be above 0"),

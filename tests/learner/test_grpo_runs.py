@@ -296,7 +296,7 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--constant-length", 0], "--constant-length must be at least 1"),
         (["--num-envs", 0], "--num-envs must be at least 1"),
         (["--env-kwargs", "{bad"], "--env-kwargs takes a JSON object"),
-        (["--env-id", "AgentR1/Nope-v0"], "there is no such environment; there are AgentR1/"),
+        (["--env-id", "AgentR1/Nope-v0"], "there is no such environment; similar ids: AgentR1/"),
         (["--no-advantage-mask"], "--no-advantage-mask has no effect without --no-loss-mask"),
         (["--max-grad-norm", -1], "--max-grad-norm must be above 0"),
         (["--max-invalid", 2], "--max-invalid must be between 0 and 1"),

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_r1_tools.event_loop import event_loop
 from agent_r1_tools.schemas import check_schema, function_schema, read_docstring
@@ -17,7 +17,13 @@ from agent_r1_tools.tool import Tool, ToolResult
 
 
 class FunctionTool(Tool):
-    """The tool that `Tool.from_function` returns."""
+    """The tool that `Tool.from_function` returns.
+
+    Attributes:
+        hidden: parameters that a subclass passes itself. They are no arguments of the policy.
+    """
+
+    hidden: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -37,7 +43,7 @@ class FunctionTool(Tool):
         self.description = description if description is not None else text
         self._models: dict[str, Any] = {}
         if parameters is None:
-            parameters, self._models = function_schema(function, self.name, argument_texts)
+            parameters, self._models = function_schema(function, self.name, argument_texts, self.hidden)
         else:
             check_schema(parameters, self.name)
         self.parameters = parameters

@@ -8,7 +8,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Union
@@ -167,11 +167,12 @@ _CHECKED: set[str | None] = set()
 
 
 def function_schema(
-    function: Callable[..., Any], name: str, texts: dict[str, str]
+    function: Callable[..., Any], name: str, texts: dict[str, str], hidden: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema of a function's arguments, and pydantic's `TypeAdapter` of each that holds a model.
 
-    `texts` has descriptions of arguments; those of `Annotated` come first. TypeError where there is no schema.
+    `texts` has descriptions of arguments; those of `Annotated` come first. `hidden` parameters are not in the schema.
+    TypeError where there is no schema.
     """
     try:
         hinted = function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
@@ -184,6 +185,8 @@ def function_schema(
     models: dict[str, Any] = {}
     definitions: dict[str, Any] = {}  # of models, which refer to them as to the root's
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in hidden:
+            continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"{name}({parameter}): a tool's parameters must be plain ones that can be given by name")
         hint, default = hints.get(parameter.name, Any), parameter.default

@@ -308,7 +308,8 @@ class Tool(ABC):
         """
         from agent_r1_tools.functions import FunctionTool  # it is a Tool
 
-        tool = FunctionTool(function, name, description, parameters)
+        tool_class = cls if issubclass(cls, FunctionTool) else FunctionTool
+        tool = tool_class(function, name, description, parameters)
         if concurrency_safe is None:
             called = inner(function)
             own: Any = getattr(called, "__self__", None) if inspect.isroutine(called) else called

@@ -1,1 +1,1 @@
-"""Judges of answers: mathematics and programs."""
+"""Judges of answers: mathematics, programs, and models that judge."""

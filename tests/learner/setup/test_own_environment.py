@@ -198,8 +198,10 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
     [
         (["--env-id", "nowhere:Mine/Echo-v0"], "there is no module nowhere in this folder"),
         (["--env-id", "echo_world:Mine/Eco-v0"], "echo_world registers Mine/Broken-v0, .*Mine/Vector-v0$"),
-        (["--env-id", "Mine/Vending-v0"], "the module that registers it: MODULE:Mine/Vending-v0. .*: AgentR1/2Wiki"),
-        (["--env-id", "AgentR1/Vending-v0"], "no such environment; there are AgentR1/2Wiki"),
+        (["--env-id", "Mine/Vending-v0"], "the module that registers it: MODULE:Mine/Vending-v0. .*: AgentR1/"),
+        (["--env-id", "AgentR1/Vending-v0"], "environment; similar ids: AgentR1/.*, AgentR1/.*, AgentR1/"),
+        (["--env-id", "AgentR1/hotpotQA-v1"], "environment; similar ids: AgentR1/HotpotQA-v0, "),
+        (["--env-id", "ShopWorld-v0"], "MODULE:ShopWorld-v0. Similar ids without a module: AgentR1/ShopWorld-v0, "),
         (["--env-id", "json:Mine/Echo-v0"], "json registers none"),
         (["--env-id", "echo_world.py:Mine/Echo-v0"], "without .py: give echo_world:Mine/Echo-v0"),
         (["--env-id", "./echo_world.py:Mine/Echo-v0"], "without .py: give echo_world:Mine/Echo-v0$"),
