@@ -151,6 +151,7 @@ def save_plot(figure: Any, path: Path, dpi: int = 130, **options: Any) -> None:
 
 
 def main() -> None:
+    llm_utils.setup.startup.imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--env-ids", nargs="+", help="only these environments")

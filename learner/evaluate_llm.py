@@ -40,7 +40,7 @@ from llm_utils.setup.environments import env_kwargs, environment_spec, plain_err
 from llm_utils.setup.loading import choose_dtype, load_policy, merge_adapters
 from llm_utils.setup.model_checks import check_context, check_vocabulary
 from llm_utils.setup.pass_rates import write_pass_rates
-from llm_utils.setup.sources import fingerprint, model_files, source_of, tokenizer_source
+from llm_utils.setup.sources import fingerprint, fit_environment, model_files, source_of, tokenizer_source
 from llm_utils.trajectory import OF_TURNS
 
 
@@ -77,6 +77,8 @@ class Args:
     --model); with --engine transformers"""
     tokenizer: str | None = None
     """name or folder of a tokenizer (None: the model's own, with --api "byte"; "byte": the built-in byte tokenizer)"""
+    chat_template: str | None = None
+    """Jinja file that replaces the tokenizer's chat template; a base model needs one (None: that of the run)"""
     mode: Literal["agent", "base_tool_call", "naive_rag", "closed_book"] = "agent"
     """agent: with tools, as trained. base_tool_call: the same with the model that a run started from. naive_rag: one
     retrieval with the question, the passages in the prompt, one answer, no tools. closed_book: the question alone, one
@@ -175,6 +177,8 @@ if __name__ == "__main__":
     for line in fill_environment(args):
         print(line, file=sys.stderr)
     check(args)
+    for name, value in fit_environment(args).items():
+        print(f"default for --model {args.model}: {arguments.flag(name)} {shlex.quote(value)}", file=sys.stderr)
     run_dir = Path(args.resume or Path("runs") / run_name(args, args.mode))
     device = distributed.device(args.cuda)
     threads.use(args)
@@ -219,7 +223,7 @@ if __name__ == "__main__":
         raise SystemExit(f"{run_dir}: another evaluation has this name; start again, or use another --exp-name")
     run_files.claim(run_dir)
     model_name = f"{source} with {' and '.join(stack)}" if stack else source
-    model = {"model": model_name, "model_files": model_files(args)}
+    model = {"model": model_name, "model_files": model_files(args, args.chat_template)}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
     labels = {"mode": args.mode, "env_id": args.env_id, "model": model_name}

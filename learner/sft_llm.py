@@ -10,6 +10,7 @@ import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing pa
 
 import itertools
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,12 +31,13 @@ from llm_utils.imitation.scratch import make_model, make_tokenizer
 from llm_utils.records import run_files
 from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import open_writer, run_name
+from llm_utils.records.model_card import save_with_card
 from llm_utils.recovery import checkpoint, disk, signals
 from llm_utils.setup import threads
 from llm_utils.setup.environments import env_kwargs, plain_errors
 from llm_utils.setup.loading import choose_dtype, load_policy
 from llm_utils.setup.model_checks import check_vocabulary
-from llm_utils.setup.sources import config_files, model_files, model_source, tokenizer_source
+from llm_utils.setup.sources import config_files, fit_environment, model_files, model_source, tokenizer_source
 from llm_utils.training.forward import microbatches, policy_forward
 from llm_utils.training.optimizer import Float32AdamW
 
@@ -104,6 +106,8 @@ class Args:
     tokenizer made for the environment"""
     tokenizer: str | None = None
     """name or folder of a tokenizer (None: the model's own; "byte": the built-in byte tokenizer)"""
+    chat_template: str | None = None
+    """Jinja file that replaces the tokenizer's chat template; a base model needs one"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of the computations; optimizer steps are float32. auto: float32 on a CPU and from scratch, else bfloat16"""
     lora_rank: int = 0
@@ -147,6 +151,7 @@ def check(args: Args) -> None:
         (args.model == "scratch" and args.hidden_size % 8 > 0, "--hidden-size must be a multiple of 8"),
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
         (args.model == "scratch" and args.tokenizer is not None, "--model scratch makes its own tokenizer"),
+        (args.model == "scratch" and args.chat_template is not None, "--model scratch makes its own chat template"),
         (bool(args.eval_data) and not args.data, "--eval-data needs --data"),
         (
             args.teacher is not None and args.expert_share != Args().expert_share,
@@ -237,6 +242,8 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
 
+    for name, value in fit_environment(args).items():
+        print(f"default for --model {args.model}: {arguments.flag(name)} {shlex.quote(value)}", file=sys.stderr)
     if warning := other_environment(args):
         print(warning, file=sys.stderr)
 
@@ -284,7 +291,7 @@ if __name__ == "__main__":
         env.close()
     tokenizer = tokenizer_source(args.tokenizer, source, args.env_id)
     with plain_errors(args.env_id):
-        vocab_size = len(load_tokenizer(tokenizer))
+        vocab_size = len(load_tokenizer(tokenizer, args.chat_template))
     resumed = checkpoint.find(run_dir) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, dtype=dtype)
     check_vocabulary(policy, vocab_size)
@@ -317,7 +324,7 @@ if __name__ == "__main__":
     run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0}  # an iteration is a step
     turns = sum(int(np.diff(row.action_mask.astype(np.int8), prepend=0).clip(0).sum()) for row in rows)
     run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns, "rows_hash": digest(rows)}
-    run["summary"]["config_files"] = None if args.model == "scratch" else config_files(source)
+    run["summary"]["config_files"] = None if args.model == "scratch" else config_files(source, args.chat_template)
     if args.resume:
         initial, run = run["summary"], checkpoint.load(run_dir, None, optimizer)["run"]
         base = {"model_files": f"files of --model {args.model}"} if args.lora_rank else {}
@@ -376,7 +383,7 @@ if __name__ == "__main__":
                 boundary()
             if args.checkpoint_every and (last or step % args.checkpoint_every == 0):
                 saver.save()
-        checkpoint.save_model(policy, Path(args.out or run_dir / "model"), tokenizer)
+        save_with_card(policy, Path(args.out or run_dir / "model"), tokenizer, args, run["summary"])
     summarize(finished=True)
     progress.close()
     writer.close()

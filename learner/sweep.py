@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,11 @@ def make_job(words: Sequence[str]) -> Job:
         from llm_utils.records.earlier_runs import fill_environment
 
         fill_environment(args)
+    if hasattr(args, "chat_template"):
+        from llm_utils.setup.sources import fit_environment
+
+        with suppress(SystemExit):  # the model may be the result of another command
+            fit_environment(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]
     return Job(words, comparable(asdict(args)), defaults_of(kind), getattr(args, "num_threads", None))
 
@@ -199,6 +205,7 @@ def finish(
 
 
 if __name__ == "__main__":
+    llm_utils.setup.startup.imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-ids", nargs="+", required=True, help="ids of environments")
     parser.add_argument("--commands", nargs="+", required=True, help="learners with arguments, each in quotation marks")

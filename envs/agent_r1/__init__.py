@@ -5,6 +5,11 @@ Importing this package registers the environments below: `gym.make("AgentR1/Hotp
 
 from __future__ import annotations
 
+from agent_r1 import interrupts  # isort: skip
+
+interrupts.guard_imports()  # before the imports that take time
+
+# ruff: noqa: E402
 from importlib.resources import files
 from inspect import signature
 from typing import NamedTuple

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1 import interrupts
 from agent_r1.trajectories import say, transcript
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
@@ -133,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        interrupts.run(main)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

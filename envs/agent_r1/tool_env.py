@@ -61,6 +61,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         tools: the tools that the policy can call; functions become tools by `Tool.from_function`. Later arguments are
             keyword-only.
         tokenizer: a Hugging Face name or folder, a tokenizer object, or None for the built-in byte tokenizer.
+        chat_template: a Jinja file that replaces the chat template of a named tokenizer. A base model needs one.
         dialect: the notation of calls and results ("hermes", "qwen_xml", ...); None: that of the chat template.
         split: the part of the tasks.
         max_turns: turns before the episode is truncated; with 1 it terminates instead.
@@ -102,6 +103,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         tools: Sequence[Tool | Callable[..., Any]] = (),
         *,
         tokenizer: Any = None,
+        chat_template: str | None = None,
         dialect: str | None = None,
         split: str = "train",
         max_turns: int = 6,
@@ -121,8 +123,15 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         tools = read_tools(type(self).__name__, tools)
         check_constructor(self, tools, split, strict, render_mode, bounds)
         self.split = self.splits[split]
-        self.tokenizer = load_tokenizer(tokenizer)
-        self.dialect = get_dialect(dialect, self.tokenizer)
+        self.tokenizer = load_tokenizer(tokenizer, chat_template)
+        try:
+            self.dialect = get_dialect(dialect, self.tokenizer)
+            if chat_template is not None and tools:
+                self.dialect.bridge(True, [("tool", "result")])  # some templates reject only this
+        except ArgumentError:
+            raise
+        except ValueError as error:
+            raise ArgumentError(f"{chat_template and f'chat_template {chat_template}: ' or ''}{error}") from error
         self.tools = {tool.name: tool for tool in tools}
         self._all_tools = dict(self.tools)  # a task may remove some from an episode
         self.max_turns = max_turns

@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import agent_r1
+from agent_r1 import interrupts
 from agent_r1.arguments import ArgumentError, share
 from agent_r1.baselines import baselines_of
 from agent_r1.ids import find_environment
@@ -234,4 +235,4 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.run(main))

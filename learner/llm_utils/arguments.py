@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import math
 import os
 import sys
@@ -21,6 +22,7 @@ import tyro
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
 from llm_utils import distributed
+from llm_utils.setup import startup
 from llm_utils.setup.curriculum import stages
 from llm_utils.setup.environments import env_kwargs, environment_spec
 
@@ -40,7 +42,7 @@ ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "
 # Models by the rate that trains them; a rate of 0 trains nothing.
 TRAINED_BY = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}
 SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
-FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split")  # arguments of an environment that have their own flags
+FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split", "chat_template")  # arguments of an environment with own flags
 
 MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
 MAY_CHANGE = (  # arguments that change the result at most by rounding: machine, memory, saved files
@@ -63,8 +65,8 @@ class Common:
     """also log to Weights & Biases"""
     wandb_project_name: str = "agent-r1"
     """name of the W&B project"""
-    save_model: bool = False
-    """write the trained policy and its tokenizer to runs/{run_name}/model"""
+    save_model: bool = True
+    """write the trained policy, its tokenizer and a model card to runs/{run_name}/model"""
     log_trajectories: int | Literal["all"] = 8
     """episodes of each iteration to write to runs/{run_name}/trajectories.jsonl: the first that are trained on, or
     all"""
@@ -98,6 +100,8 @@ class Common:
     """Hugging Face name, folder, or "tiny": the policy shipped for the environment"""
     tokenizer: str | None = None
     """name or folder of a tokenizer (None: the model's own; "byte": the built-in byte tokenizer)"""
+    chat_template: str | None = None
+    """Jinja file that replaces the tokenizer's chat template; a base model needs one"""
     lora_rank: int = 0
     """train LoRA adapters of this rank instead of the weights (0: train the weights)"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -147,6 +151,7 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     --help shows the script's own flags first, then those of Common, in groups. A group is a nested dataclass for tyro,
     so the flags are nested here and flattened again.
     """
+    startup.imported()
     hints, helps = get_type_hints(kind), help_texts(kind)
     flags: dict[str, tuple[str, Any, Any]] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -204,6 +209,7 @@ Alive = Callable[[Any], bool]
 SWITCHES: dict[str, tuple[Alive, str]] = {
     "wandb_project_name": (lambda a: a.track, "without --track"),
     "vllm_url": (lambda a: a.engine == "vllm-server", "without --engine vllm-server"),
+    "chat_template": (lambda a: a.tokenizer != "byte", "with --tokenizer byte, which has its own"),
     "api_model": (lambda a: a.api is not None, "without --api"),
     "float32_head": (lambda a: a.dtype != "float32", "with --dtype float32"),
     "horizon_every": (lambda a: "," in (a.horizon_schedule or ""), "without --horizon-schedule of several stages"),
@@ -294,11 +300,14 @@ def check_switches(args: Any) -> None:
 
 def check_environment(args: Any) -> None:
     """Raise SystemExit for an unknown --env-id, a missing --data-dir, and --env-kwargs that no environment accepts."""
-    kwargs = env_kwargs(args)
+    env_kwargs(args)
     data_dir = args.data_dir or ""
     if data_dir and "://" not in data_dir and not os.path.exists(os.path.expanduser(data_dir)):
         raise SystemExit(f"--data-dir {args.data_dir}: there is no such file or folder")
-    if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in kwargs]:
+    template = args.chat_template
+    if template is not None and not os.path.isfile(template):
+        raise SystemExit(f"--chat-template {template}: there is no such file; give a file with a Jinja template")
+    if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in json.loads(args.env_kwargs or "{}")]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")
     if args.env_id:
         environment_spec(args.env_id)
@@ -364,6 +373,15 @@ def check(args: Any) -> None:
             raise SystemExit(message)
 
 
+def same_but_context(given: str, of_run: str) -> bool:
+    """Return True if a run's `--env-kwargs` are the given ones, with the model's `max_context_tokens` added."""
+    try:
+        kwargs, run_kwargs = json.loads(given), json.loads(of_run)
+    except (ValueError, TypeError):
+        return False
+    return isinstance(run_kwargs, dict) and {n: v for n, v in run_kwargs.items() if n != "max_context_tokens"} == kwargs
+
+
 def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
     """Return the arguments of the run that `args.resume` names; `saved` comes from its `file`.
 
@@ -382,6 +400,8 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
             raise SystemExit(f"--resume {run_dir}: {file} is damaged: its {flag(name)} is {run_value!r}")
         not_given = flag(name) not in words if "--resume" in words else value == default  # made by a program
         if name == "resume" or value == run_value or not_given:
+            continue
+        if name == "env_kwargs" and same_but_context(value, run_value):
             continue
         if name not in MAY_GROW + MAY_CHANGE:
             raise SystemExit(

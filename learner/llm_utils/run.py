@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 import sys
 import time
 from collections import deque
@@ -23,6 +24,7 @@ import torch
 from llm_utils import arguments, distributed
 from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import Logger, run_name, share_of_faults
+from llm_utils.records.model_card import save_with_card
 from llm_utils.recovery import checkpoint
 from llm_utils.sampling.engine import Engine
 from llm_utils.sampling.make_engine import make_engine
@@ -34,7 +36,7 @@ from llm_utils.setup.loading import choose_dtype, load_policy, read_config
 from llm_utils.setup.model_checks import check_attention, check_context, check_vocabulary
 from llm_utils.setup.pass_rates import task_probabilities
 from llm_utils.setup.preflight import measure, preflight
-from llm_utils.setup.sources import config_files, model_files, model_source, tokenizer_source
+from llm_utils.setup.sources import config_files, fit_environment, model_files, model_source, tokenizer_source
 from llm_utils.streams import Stream
 from llm_utils.training.forward import microbatches, score
 from llm_utils.training.metrics import sampler_gap
@@ -55,8 +57,8 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
-    if (chosen := fill_defaults(args)) and distributed.rank() == 0:
-        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+    if (chosen := fit_environment(args) | fill_defaults(args)) and distributed.rank() == 0:
+        flags = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in chosen.items())
         print(f"defaults for --model {args.model} and --env-id {args.env_id}: {flags}", file=sys.stderr)
         if chosen.get("eval_split") == args.split:
             print(f"{args.env_id}: evaluations use the training tasks, split {args.split}", file=sys.stderr)
@@ -300,6 +302,7 @@ class Run:
         if all(row.fault for row in rows):
             cause = f"failed because of infrastructure errors. The last one: {rows[-1].fault}"
             raise RuntimeError(f"every episode of the evaluation {cause}")
+        self.state["summary"]["eval/episodes"] = sum(not row.fault for row in rows)
         self.log.evaluation(rows, self.state)
 
     def boundary(self) -> None:
@@ -309,7 +312,8 @@ class Run:
     def close(self) -> None:
         """End the run: save the model if requested, and close engine, environments and log."""
         if self.args.save_model:
-            checkpoint.save_model(self.policy, self.folder / "model", tokenizer_of(self.args))
+            tokenizer, summary = tokenizer_of(self.args), self.state["summary"]
+            save_with_card(self.policy, self.folder / "model", tokenizer, self.args, summary)
         if self.log is not None and self.engine is not None:
             self.engine.close()
             self.envs.close()
@@ -365,8 +369,9 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
     rates_digest = hashlib.sha256(tasks.tobytes()).hexdigest()[:16] if isinstance(tasks, np.ndarray) else None
-    files = {"model_files": model_files(args), "config_files": config_files(source, tokenizer_of(args))}
-    state["summary"] = initial = {**files, "pass_rates": rates_digest}
+    files = {"model_files": model_files(args), "pass_rates": rates_digest}
+    files["config_files"] = config_files(source, tokenizer_of(args), args.chat_template)
+    state["summary"] = initial = files
     if args.resume:
         state = checkpoint.load(folder, critic, optimizer)["run"]
         state.setdefault("evaluated", state["iteration"] or -1)  # missing in older versions
@@ -386,7 +391,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         critic=critic,
         reference=load_policy(source, device, **loading) if with_reference else None,
         optimizer=optimizer,
-        saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank),
+        saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank, with_model=args.save_model),
         in_place=args.engine == "transformers" and world_size == 1,
         state=state,
         queued=state["iteration"],

@@ -12,11 +12,13 @@ tokens every day.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from agent_r1.arguments import ArgumentError
 from agent_r1.text import template_server
 from agent_r1.text.template_server import render as _render
 from agent_r1_tools.child_process import ChildProcess, Ended
@@ -68,20 +70,40 @@ BYTE_CHAT_TEMPLATE = """\
 """
 
 
+def read_template(path: str | os.PathLike[str]) -> str:
+    """Return the text of a chat template's file.
+
+    Raises:
+        ArgumentError: the file is missing, empty, not a text, or longer than any template.
+    """
+    try:
+        with open(os.fspath(path), encoding="utf-8") as file:
+            text = file.read(MAX_TEMPLATE_CHARS + 1)
+    except (OSError, TypeError, ValueError) as error:  # the last one: it is not UTF-8
+        cause = error.strerror if isinstance(error, OSError) else "it is not a text in UTF-8"
+        raise ArgumentError(f"chat_template {path}: {cause}; give a file with a Jinja template") from None
+    if not text.strip():
+        raise ArgumentError(f"chat_template {path}: the file is empty; give a file with a Jinja template")
+    if len(text) > MAX_TEMPLATE_CHARS:
+        raise ArgumentError(f"chat_template {path}: more than {MAX_TEMPLATE_CHARS} characters; this is no template")
+    return text
+
+
 def chat_template(tokenizer: Any, with_tools: bool = False) -> str:
     """Return the text of the tokenizer's chat template.
 
     Raises:
-        ValueError: the tokenizer has no chat template.
+        ArgumentError: the tokenizer has no chat template.
     """
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):  # several, by name: Hugging Face's convention
         template = template.get("tool_use" if with_tools and "tool_use" in template else "default")
     if not isinstance(template, str) or not template:
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-        raise ValueError(
+        raise ArgumentError(
             f"the tokenizer {name} has no chat template, so it cannot write a conversation (is it a base model?). "
-            "Use the instruct model's tokenizer, or set tokenizer.chat_template to a template's text"
+            "Give a template's file: --chat-template FILE (chat_template= of an environment), or use the instruct "
+            "model's tokenizer"
         )
     return template
 

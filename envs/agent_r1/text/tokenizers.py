@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from agent_r1.arguments import ArgumentError
-from agent_r1.text.templates import BYTE_CHAT_TEMPLATE, Message, chat_template, render_chat
+from agent_r1.text.templates import BYTE_CHAT_TEMPLATE, Message, chat_template, read_template, render_chat
 
 __all__ = [
     "BYTE_CHAT_TEMPLATE",
@@ -226,25 +226,33 @@ def _byte_tokenizer() -> ByteTokenizer:
 # Any other tokenizer
 
 
-def load_tokenizer(tokenizer: Any = None) -> Tokenizer:
+def load_tokenizer(tokenizer: Any = None, chat_template_file: str | os.PathLike[str] | None = None) -> Tokenizer:
     """Load a tokenizer from a name, a folder, an object or None.
 
     Args:
         tokenizer: None: the shared `ByteTokenizer`. A str or path: ``AutoTokenizer.from_pretrained``, never with
             remote code; cached, so that the environments of a vector share it. Anything else: checked and returned.
+        chat_template_file: a Jinja file whose text replaces the chat template of a tokenizer with a name or folder.
+            The tokenizer without the file's template stays unchanged.
 
     Raises:
         ImportError: transformers is not installed and a name or folder was given.
         FileNotFoundError: a folder without tokenizer files, or a name that cannot be loaded.
-        ArgumentError: an object that is not a tokenizer.
-        ValueError: a tokenizer without a chat template; a folder that is damaged, larger than any tokenizer, or made to
-            expand short text enormously.
+        ArgumentError: an object that is not a tokenizer; a tokenizer without a chat template; a template's file that
+            cannot be read, or is given with None or an object.
+        ValueError: a folder that is damaged, larger than any tokenizer, or made to expand short text enormously.
     """
-    if tokenizer is None:
-        return _byte_tokenizer()
+    template = None if chat_template_file is None else read_template(chat_template_file)
     if isinstance(tokenizer, (str, os.PathLike)):
         name = os.fspath(tokenizer)
-        return _from_pretrained(os.path.realpath(name) if os.path.isdir(name) else name)
+        return _from_pretrained(os.path.realpath(name) if os.path.isdir(name) else name, template)
+    if template is not None:
+        owner, remedy = "this tokenizer", "set the tokenizer's own chat_template instead"
+        if tokenizer is None or isinstance(tokenizer, ByteTokenizer):
+            owner, remedy = "the byte tokenizer", "leave the file out, or name another tokenizer"
+        raise ArgumentError(f"chat_template {chat_template_file}: {owner} has its own template; {remedy}")
+    if tokenizer is None:
+        return _byte_tokenizer()
     missing = [m for m in ("encode", "decode", "__len__") if not callable(getattr(tokenizer, m, None))]
     if missing or isinstance(tokenizer, type):
         raise ArgumentError(
@@ -264,7 +272,7 @@ class DamagedTokenizerError(ValueError):
 
 
 @cache
-def _from_pretrained(name: str) -> Tokenizer:
+def _from_pretrained(name: str, template: str | None) -> Tokenizer:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer_config.json").exists():
@@ -301,6 +309,8 @@ def _from_pretrained(name: str) -> Tokenizer:
         reason = " ".join(str(error).split())
         raise DamagedTokenizerError(f"the {source} {name} cannot be read: {kind}{reason}") from error
     _reject_growth(tokenizer)
+    if template is not None:
+        tokenizer.chat_template = template
     chat_template(tokenizer)
     return tokenizer
 

@@ -74,6 +74,8 @@ class Demonstrations:
     def make_env(self) -> Any:
         """Make the environment, unwrapped."""
         kwargs = {"tokenizer": self.tokenizer, "split": self.split, **self.env_kwargs}
+        if self.tokenizer is None:  # bytes have a template of their own
+            kwargs.pop("chat_template", None)
         if self.mode == "agent":
             return gym.make(self.env_id, **kwargs).unwrapped
         return baseline(find_environment(self.env_id).id, self.mode)(**kwargs)

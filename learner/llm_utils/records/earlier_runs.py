@@ -130,6 +130,7 @@ def fill_environment(args: Any) -> list[str]:
     """
     warnings, taken = [], []
     adapted = arguments_of_run(args.adapter) if args.adapter else {}
+    beginning = arguments_of_run(args.model) if args.mode == "base_tool_call" else adapted  # whose tokenizer is used
     base = base_of_adapters(args.adapter) if args.adapter and args.api is None else None
     if base is not None and args.model == "tiny":
         args.model = base
@@ -141,9 +142,11 @@ def fill_environment(args: Any) -> list[str]:
     if args.adapter and (below := stack_of_adapters(args.adapter)[:-1]):
         bases = " and ".join(below)
         warnings.append(f"--adapter {args.adapter} is applied on top of {bases}; --model does not contain these")
-    if args.tokenizer is None and (tokenizer := adapted.get("tokenizer")):
-        args.tokenizer = tokenizer
-        taken.append(f"--tokenizer {shlex.quote(tokenizer)}")
+    if args.tokenizer is None:
+        for name in ("tokenizer", "chat_template"):
+            if getattr(args, name) is None and isinstance(value := beginning.get(name), str):
+                setattr(args, name, value)
+                taken.append(f"--{name.replace('_', '-')} {shlex.quote(value)}")
     run = adapted or arguments_of_run(args.model)
     path = Path(args.model).expanduser()
     saved = (path / "model" / "config.json").is_file() or not path.joinpath(*CHECKPOINT).is_dir()

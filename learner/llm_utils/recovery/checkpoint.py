@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoTokenizer
 
+from agent_r1.text.tokenizers import load_tokenizer
 from agent_r1_tools.text import printable
 from llm_utils import arguments, distributed
 from llm_utils.records.run_files import append_rows, claim, sync, sync_one, write_json
@@ -87,9 +87,12 @@ class Checkpointer:
 
     def __init__(
         self, run_dir: Path, policy: Any, critic: nn.Module | None, optimizer: Any, rank: int = 0,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MOST_BYTES, with_model: bool = False,
     ) -> None:  # fmt: skip
-        """Prepare the folder. Weights and optimizer states of up to `max_bytes` are copied at every boundary."""
+        """Prepare the folder. Weights and optimizer states of up to `max_bytes` are copied at every boundary.
+
+        with_model: the disk also needs room for the model that is saved at the end, with adapters merged.
+        """
         self.folder, self.rank = run_dir / "checkpoint", rank
         self.policy, self.critic, self.optimizer = policy, critic, optimizer
         trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
@@ -99,7 +102,11 @@ class Checkpointer:
         self.signal: int | None = None  # the signal that ends the run
         self.failed = False  # True if the last save failed
         if rank == 0:  # the old one is kept while the next is written
-            disk.check_room(run_dir, copied_bytes(trained) * (1 if self.folder.is_dir() else 2))
+            model = 0
+            if with_model and not (run_dir / "model").is_dir():
+                weights = [p for name, p in policy.named_parameters() if "lora_" not in name]
+                model = sum(p.numel() * p.element_size() for p in weights)
+            disk.check_room(run_dir, copied_bytes(trained) * (1 if self.folder.is_dir() else 2), model)
 
     def boundary(self, state: dict[str, Any]) -> None:
         """Remember the state of a complete iteration."""
@@ -333,8 +340,9 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
         raise SystemExit(f"--resume {run_dir}: {cause}") from error
 
 
-def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
-    """Write the trained policy, with adapters merged, and its tokenizer. All processes must call this together.
+def save_model(policy: Any, folder: Path, tokenizer: str | None, chat_template: str | None = None) -> None:
+    """Write the trained policy, with adapters merged, and its tokenizer with its chat template: the built-in byte
+    tokenizer (None) as one of Hugging Face with the same ids. All processes must call this together.
 
     Raise SaveError, for example on a full disk.
     """
@@ -346,8 +354,8 @@ def save_model(policy: Any, folder: Path, tokenizer: str | None) -> None:
     try:
         save_policy(model, folder, state)
         content = "the tokenizer of the model"
-        if tokenizer is not None:
-            AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False).save_pretrained(folder)
+        saved: Any = load_tokenizer(tokenizer, chat_template)
+        saved.save_pretrained(folder)
     except Exception as error:  # from the disk, in the writing library's words
         save_error = SaveError.of(f"{folder}: {content}", error, folder)
         if is_new and content == "the model":  # an incomplete model looks like a complete one

@@ -33,11 +33,13 @@ def free_bytes(folder: Path) -> float:
     return shutil.disk_usage(existing).free
 
 
-def check_room(run_dir: Path, needed: int) -> None:
-    """Raise SystemExit if the disk has no room for checkpoints of `needed` bytes."""
+def check_room(run_dir: Path, checkpoints: int, model: int = 0) -> None:
+    """Raise SystemExit if the disk has no room for checkpoints and a saved model of these bytes."""
     free = free_bytes(run_dir)
-    if free < needed:
+    if free < checkpoints + model:
+        content = f"checkpoints take {checkpoints / 1e6:.1f} MB"
+        content += f" and the saved model {model / 1e6:.1f} MB" if model else ""
         raise SystemExit(
-            f"{run_dir}: only {free / 1e6:.1f} MB are free there, but checkpoints take {needed / 1e6:.1f} MB; make "
-            "room, or start in another folder"
+            f"{run_dir}: only {free / 1e6:.1f} MB are free there, but {content}; make room, or start in another folder"
+            + (", or leave the model out: --no-save-model" if model else "")
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 from typing import Any
 
+import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from agent_r1 import ArgumentError, ToolEnv
@@ -45,15 +47,37 @@ def evaluation_split(args: Any, split: str) -> str:
 
 
 def env_kwargs(args: Any) -> dict[str, Any]:
-    """Return the environment's arguments that a script's flags name: `--env-kwargs` and `--data-dir`. Raise SystemExit
-    if `--env-kwargs` is not a JSON object."""
+    """Return the environment's arguments that a script's flags name: `--env-kwargs`, `--data-dir`, `--chat-template`.
+    Raise SystemExit if `--env-kwargs` is not a JSON object."""
     try:
         kwargs = json.loads(args.env_kwargs or "{}")  # evaluate_llm.py fills it later
     except (ValueError, TypeError):
         kwargs = None
     if not isinstance(kwargs, dict):
         raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {args.env_kwargs}")
-    return kwargs if args.data_dir is None else {**kwargs, "data_dir": args.data_dir}
+    flags = {"data_dir": args.data_dir, "chat_template": args.chat_template}
+    return kwargs | {name: value for name, value in flags.items() if value is not None}
+
+
+def smaller_context(args: Any, tokenizer: str | None, positions: int | None) -> str | None:
+    """Return `--env-kwargs` with a `max_context_tokens` of the model's positions, if the environment's default is
+    larger. Return None if it fits, or if the user named a value (`check_context` rejects one that is too large)."""
+    kwargs = env_kwargs(args)
+    if positions is None or kwargs.get("max_context_tokens") is not None:
+        return None
+    if context_of(args.env_id, args.split, tokenizer, json.dumps(kwargs)) <= positions:
+        return None
+    return json.dumps({**json.loads(args.env_kwargs or "{}"), "max_context_tokens": positions})
+
+
+@cache
+def context_of(env_id: str, split: str, tokenizer: str | None, kwargs: str) -> int:
+    """Return the bound on the state of an environment, in tokens: that of one which is made for this."""
+    with plain_errors(env_id):
+        made: Any = {"num_envs": 1, "tokenizer": tokenizer, "split": split, **json.loads(kwargs)}
+        with closing(gym.make_vec(environment_spec(env_id), **made)) as envs:
+            space: Any = envs.single_observation_space
+            return space.max_len
 
 
 @contextmanager

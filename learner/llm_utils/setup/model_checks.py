@@ -39,12 +39,17 @@ def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
         )
 
 
+def positions_of(config: Any) -> int | None:
+    """Return the number of positions of a model; None without a limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def check_context(config: Any, max_context_tokens: int) -> None:
     """Raise SystemExit if the model has too few positions for the environment's longest state.
 
     `config` is the model's. `max_context_tokens` is the `max_len` of the environment's observation space.
     """
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = positions_of(config)
     if positions is not None and max_context_tokens > positions:
         raise SystemExit(
             f"the environment's states have up to {max_context_tokens} tokens, but the model has {positions} "

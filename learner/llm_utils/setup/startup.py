@@ -1,7 +1,29 @@
 """The first import of every script: end the program with one line, not a traceback, if a package is missing or Ctrl-C
 is pressed, also during the imports."""
 
+# ruff: noqa: E402
+import os
+import signal
 import sys
+
+
+def end_in_a_line(number: int, frame: object) -> None:
+    """Handle SIGINT during imports. KeyboardInterrupt would become another error in some packages."""
+    os.write(2, b"\ninterrupted\n")
+    os._exit(130)
+
+
+def imported() -> None:
+    """End the handling of SIGINT by `end_in_a_line`, because the imports are done."""
+    if signal.getsignal(signal.SIGINT) is end_in_a_line:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A script of learner/, not its importer.
+IS_SCRIPT = os.path.dirname(os.path.realpath(sys.argv[0])) == os.path.realpath(f"{__file__}/../../..")
+if IS_SCRIPT and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, end_in_a_line)
+
 from pathlib import Path
 from types import TracebackType
 
@@ -24,5 +46,5 @@ def in_a_line(kind: type[BaseException], error: BaseException, traceback: Traceb
     sys.__excepthook__(kind, error, traceback)
 
 
-if Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parents[2]:  # a script of learner/, not its importer
+if IS_SCRIPT:
     sys.excepthook = in_a_line

@@ -306,3 +306,44 @@ def test_a_learning_rate_of_0_is_told(script, name, capsys):
         words = f"--{name.replace('_', '-')} 0: the {'critic' if 'critic' in name else 'policy'} keeps its weights"
         assert (words in capsys.readouterr().err) == said
 
+
+
+@pytest.mark.parametrize(
+    "command", [["grpo_llm.py"], ["-m", "agent_r1.show", "x"], ["-m", "agent_r1.validate"]], ids=" ".join
+)
+def test_ctrl_c_in_a_package_that_hides_it_is_told_in_a_line(command, tmp_path):
+    """A package may turn KeyboardInterrupt into an error of its own, as some in C do."""
+    hides = "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(9)\n"
+    hides += "except BaseException as error: raise ImportError('numpy could not be imported') from error\n"
+    (tmp_path / "numpy.py").write_text(hides)
+    places = [str(tmp_path), *(str(ROOT / name) for name in ("envs", "tools", "learner"))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200, cwd=ROOT / "learner",
+                          env=environment)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+def test_after_the_imports_ctrl_c_is_an_exception_again(monkeypatch):
+    from agent_r1 import interrupts
+    from llm_utils.setup import startup
+
+    def press():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "agent_r1.show"])
+    try:
+        interrupts.guard_imports()
+        assert signal.getsignal(signal.SIGINT) is interrupts.end_in_a_line
+        with pytest.raises(SystemExit) as ended:
+            interrupts.run(press)
+        assert ended.value.code == 130
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "my_package.train"])
+        interrupts.guard_imports()  # another program that imports us keeps its own
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, startup.end_in_a_line)
+        startup.imported()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -118,7 +118,7 @@ def test_only_environments_of_the_module_itself_are_named():
 
 def test_splits_to_evaluate_on(tmp_path, monkeypatch):
     def chosen(env_id, **kwargs):
-        args = SimpleNamespace(env_id=env_id, env_kwargs="{}", data_dir=kwargs.get("data_dir"))
+        args = SimpleNamespace(env_id=env_id, env_kwargs="{}", data_dir=kwargs.get("data_dir"), chat_template=None)
         return evaluation_split(args, "train")
 
     splits = {"MultihopWorld": "test", "HotpotQA": "validation", "MBPP": "test", "SQLWorld": "test", "Terminal": "test"}
