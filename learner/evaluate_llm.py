@@ -6,6 +6,7 @@
     python learner/evaluate_llm.py --model runs/RUN --mode base_tool_call  # the model that the run started from
     python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
     python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME --num-envs 8
+    python learner/evaluate_llm.py --samples 8 --temperature 1             # pass@k over 8 episodes of each task
     python learner/evaluate_llm.py --resume runs/EVALUATION                # continue a stopped evaluation
 """
 
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import comb
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,8 +97,8 @@ class Args:
     """number of tasks (fewer if the split has fewer)"""
     first_episode: int = 0
     """index of the first task, counted from 0, e.g. another one for each seed"""
-    profile: int = 0
-    """run every task this many times, and write pass rates for --sample-by-pass-rate (0: run it once, write none)"""
+    samples: int = 1
+    """number of episodes of each task; above 1, also report pass@k, and write pass rates for --sample-by-pass-rate"""
     num_envs: int = 128
     """number of parallel episodes"""
     temperature: float = 0.0
@@ -121,12 +123,10 @@ def check_api(args: Args) -> None:
 def check(args: Args) -> None:
     """Raise SystemExit for arguments that are out of range, or do nothing, before any work."""
     arguments.check_each(args)
-    if args.profile and args.first_episode:
-        raise SystemExit("--profile starts at the first task; leave out --first-episode")
     if args.top_p is not None and args.top_p < 1 and args.temperature == 0:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
-    if args.profile and args.temperature == 0:
-        raise SystemExit("--profile needs a --temperature above 0: a greedy policy always gives the same answer")
+    if args.samples > 1 and args.temperature == 0:
+        raise SystemExit("--samples needs a --temperature above 0: a greedy policy always gives the same answer")
     if args.engine != "transformers" and args.dtype != "auto":
         raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
     if args.mode == "base_tool_call" and args.adapter is not None:
@@ -165,6 +165,33 @@ def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
             else:
                 interval = mean(values, seed, resamples=2000)
             table[shown] = dict(zip(("mean", "low", "high"), interval, strict=True))
+    return table
+
+
+def pass_at(k: int, samples: int, successes: int) -> float:
+    """Return the unbiased estimate of pass@k from a task's samples (Chen et al. 2021, arXiv 2107.03374).
+
+    It is the share of all subsets of k samples that hold a success. It needs k <= samples.
+    """
+    return 1 - comb(samples - successes, k) / comb(samples, k)
+
+
+def pass_table(rows: Sequence[Any], times: int) -> dict[str, dict[str, float]]:
+    """Return mean@K and pass@k for K = `times` and k = 1, 2, 4, ... and K, with 95 % intervals and numbers of tasks.
+
+    A task whose episodes were dropped has fewer than K samples. It counts in pass@k up to that number.
+    """
+    of_tasks: dict[int, list[bool]] = {}
+    for row in rows:
+        of_tasks.setdefault(row.task_index, []).append(bool(row.stats["success"]))
+    columns = {f"mean@{times}": [float(np.mean(wins)) for wins in of_tasks.values()]}
+    for k in [*(2**i for i in range(times.bit_length()) if 2**i < times), times]:
+        columns[f"pass@{k}"] = [pass_at(k, len(wins), sum(wins)) for wins in of_tasks.values() if len(wins) >= k]
+    table: dict[str, dict[str, float]] = {}
+    for name, values in columns.items():
+        if values:
+            value, low, high = proportion(np.array(values))
+            table[name] = {"mean": value, "low": low, "high": high, "tasks": len(values)}
     return table
 
 
@@ -212,7 +239,7 @@ if __name__ == "__main__":
         engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
 
     # episodes; each is saved when it ends
-    first, times = args.first_episode, args.profile or 1
+    first, times = args.first_episode, args.samples
     num_tasks = min(args.episodes, envs.envs[0].num_tasks - first)
     if num_tasks < 1:
         raise SystemExit(f"--first-episode {first}: the split {args.split} has {num_tasks + first} tasks")
@@ -254,12 +281,14 @@ if __name__ == "__main__":
         if not rows:
             raise SystemExit("no episode is left to evaluate")
         table = summarize(rows, args.seed)
-        if args.profile:
-            write_pass_rates(run_dir / "pass_rates.json", rows, num_tasks, args)
+        if times > 1:
+            table |= pass_table(rows, times)
+            write_pass_rates(run_dir / "pass_rates.json", rows, first + num_tasks, args)
         counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
         report = {**model, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
         run_files.write_json(run_dir / REPORT, report | {"finished": True})
     print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {model_name} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
-        print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]")
+        counted = f"   {value['tasks']} tasks" if "tasks" in value else ""
+        print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]{counted}")
     print(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes")

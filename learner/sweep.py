@@ -100,10 +100,12 @@ def comparable(args: dict[str, Any]) -> dict[str, Any]:
 def find(job: Job) -> tuple[Path | None, bool]:
     """Return the folder of a run with the job's arguments and weights, and whether it is finished. Otherwise return one
     to resume, or None."""
+    from llm_utils.records.evaluation_files import current_names
+
     unfinished, files = None, job.model_files()
 
     def same(args: dict[str, Any], report: dict[str, Any]) -> bool:
-        return comparable(job.defaults | args) == job.args and report.get("model_files", files) == files
+        return comparable(job.defaults | current_names(args)) == job.args and report.get("model_files", files) == files
 
     for path in [*RUNS.glob("*/summary.json"), *RUNS.glob("*/evaluation.json")]:
         report = json.loads(path.read_text())

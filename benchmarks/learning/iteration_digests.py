@@ -53,7 +53,7 @@ LEARNERS = {  # name -> flags; the world of its policy comes after the colon
     "sft_llm lora": f"{SFT} --lora-rank 4 --rag-share 0.2 --only-successes --gradient-checkpointing",
     "evaluate_llm": EVALUATE,
     "evaluate_llm naive_rag": f"{EVALUATE} --mode naive_rag",
-    "evaluate_llm profile:ArithmeticWorld": f"{EVALUATE} --profile 2 --temperature 1 --top-p 0.95",
+    "evaluate_llm samples:ArithmeticWorld": f"{EVALUATE} --samples 2 --temperature 1 --top-p 0.95",
 }
 
 

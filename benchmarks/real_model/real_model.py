@@ -154,6 +154,8 @@ def arguments() -> argparse.Namespace:
         for word in shlex.split(getattr(args, name)):
             if word.startswith("--") and flag_name(word) in fixed:
                 parser.error(f"--{name.replace('_', '-')}: {word.partition('=')[0]} is what {parser.prog} sets itself")
+    if args.profile == 1:
+        parser.error("--profile needs at least 2 samples of each question")
     if args.profile_questions and not args.profile:
         parser.error("--profile-questions says how many --profile plays; give that, too")
     return args

@@ -3,6 +3,7 @@
     python -m agent_r1.show runs/RUN                          the last three episodes
     python -m agent_r1.show runs/RUN --episodes all --task t7
     python -m agent_r1.show trajectories.jsonl --iteration 20 --failed
+    python -m agent_r1.show runs/RUN --episodes 1 --raw       the tokens as the model saw them
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import interrupts
-from agent_r1.trajectories import say, transcript
+from agent_r1.text.tokenizers import Tokenizer, load_tokenizer
+from agent_r1.trajectories import SAMPLED, UNREAD, raw_transcript, say, transcript
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
 
 NO_EPISODES = (
     "this run has no recorded episodes (sft_llm.py records none; other learners record some after each iteration)"
 )
+
+OTHER_TOKENIZER = "name the tokenizer of the run with --tokenizer NAME_OR_FOLDER"
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -82,7 +86,37 @@ def shown(row: Mapping[str, Any]) -> str:
     if messages is None:
         return f"{headline(row)}\n(it was logged without its messages)"
     terms = row.get("reward_terms") or []
-    return f"{headline(row)}\n\n{transcript(messages, terms)}"
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    read = turns[-1] + 1 if turns else len(messages)
+    text = f"{headline(row)}\n\n{transcript(messages[:read], terms)}"
+    return f"{text}\n{UNREAD}\n{transcript(messages[read:], [])}" if messages[read:] else text
+
+
+def raw(row: Mapping[str, Any], tokenizer: Tokenizer, color: bool) -> str:
+    """Format an episode's tokens as text for a terminal; sampled spans are green with `color`.
+
+    Raises SystemExit if the tokenizer does not have these tokens.
+    """
+    if not 0 <= min(row["tokens"], default=0) <= max(row["tokens"], default=0) < len(tokenizer):
+        raise SystemExit(f"the tokenizer has {len(tokenizer)} tokens, not all of this episode; {OTHER_TOKENIZER}")
+    text = raw_transcript(row, tokenizer)
+    if color:
+        text = text.replace(SAMPLED[0], f"\x1b[32m{SAMPLED[0]}").replace(SAMPLED[1], f"{SAMPLED[1]}\x1b[0m")
+    return f"{headline(row)}\n\n{text}"
+
+
+def tokenizer_of(row: Mapping[str, Any], run: Path, given: str | None) -> Tokenizer:
+    """Load the given tokenizer, or else the row's: the built-in one, the copy in the run's model/, or the one that the
+    row names. Raises SystemExit if there is none."""
+    name = given or row.get("tokenizer")
+    if given is None and name != "byte" and (run / "model" / "tokenizer_config.json").is_file():
+        name = str(run / "model")
+    if not isinstance(name, str):
+        raise SystemExit(printable(f"{run}: the rows name no tokenizer; {OTHER_TOKENIZER}"))
+    try:
+        return load_tokenizer(None if name == "byte" else name)
+    except (ImportError, OSError, ValueError) as error:
+        raise SystemExit(printable(f"{' '.join(str(error).split())}; {OTHER_TOKENIZER}")) from None
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -93,7 +127,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--iteration", type=int, help="only episodes of this iteration")
     parser.add_argument("--task", help="only episodes of this task: its id or its index")
     parser.add_argument("--failed", action="store_true", help="only episodes without success")
+    parser.add_argument("--raw", action="store_true", help="print the tokens as the model saw them")
+    parser.add_argument("--tokenizer", metavar="NAME", help='with --raw: name, folder or "byte" (default: the run\'s)')
     args = parser.parse_args(words)
+    if args.tokenizer and not args.raw:
+        parser.error("--tokenizer does nothing without --raw")
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     if args.episodes != "all" and not (args.episodes.isdecimal() and int(args.episodes)):
         parser.error("--episodes must be a number, at least 1, or all")
     limit = None if args.episodes == "all" else int(args.episodes)
@@ -112,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> None:
     printed, damaged = False, 0
     for row in chosen:
         try:
-            text = shown(row)
+            text = raw(row, tokenizer_of(row, args.run, args.tokenizer), color) if args.raw else shown(row)
         # The row has values of other types, or values that are too large.
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             damaged += 1

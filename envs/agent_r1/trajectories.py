@@ -8,8 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from agent_r1.text.tokenizers import Tokenizer, control_tokens, fast_codec
 from agent_r1_tools.text import printable
 
 if TYPE_CHECKING:
@@ -99,17 +101,18 @@ def say(text: str) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
-MARKS = re.compile(r"\\*(?:-> |    reward |\[(?:system|user|assistant|tool)[ \]]|-{20})")
+UNREAD = "(the episode had ended: no policy read the rest)"
+MARKS = re.compile(rf"\\*(?:-> |    reward |\[(?:system|user|assistant|tool)[ \]]|-{{20}}|{re.escape(UNREAD)})")
 UNSEEN = re.compile(  # characters that are invisible on a terminal but needed in some scripts: `printable` keeps them
     "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200c\u200d\u3164\ufe00-\ufe0f\uffa0"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0100-\U000e01ef]"
 )
 
 
-def _escape_marks(text: str) -> str:
-    """Put a backslash before each line that looks like a role, a call, a reward or an end."""
+def _escape_marks(text: str, marks: re.Pattern[str] = MARKS) -> str:
+    """Put a backslash before each line that looks like a role, a call, a reward or an end: like one of `marks`."""
     lines = text.split("\n")
-    return "\n".join("\\" * bool(MARKS.match(UNSEEN.sub("", line))) + line for line in lines)
+    return "\n".join("\\" * bool(marks.match(UNSEEN.sub("", line))) + line for line in lines)
 
 
 def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[str, float]], first: int = 0) -> str:
@@ -132,3 +135,38 @@ def transcript(messages: Sequence[Mapping[str, Any]], rewards: Sequence[Mapping[
                 lines.append(f"    reward {sum(terms.values()):+.2f}" + (f"  ({named})" if named else ""))
             turn += 1
     return printable("\n".join(lines))
+
+
+SAMPLED = "\u27ea", "\u27eb"  # marks around a sampled span: double angle brackets
+SEPARATOR = re.compile(r"\\*-{20}")
+
+
+def raw_transcript(row: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+    """Format the tokens of a row as text for a terminal, control tokens included. Sampled spans are between the marks
+    SAMPLED. A line of dashes separates the segments of a context that was rewritten.
+
+    The name of a control token is unbroken only where the token is: other text that has this name gets a backslash
+    inside it. In other text the marks are escaped, and a line that looks like a separator begins with a backslash.
+    """
+    tokens, mask = row["tokens"], row["action_mask"]
+    decode, names = fast_codec(tokenizer)[1], control_tokens(tokenizer)
+    controls = {token: name for name, token in names.items()}
+    name_of = getattr(tokenizer, "convert_ids_to_tokens", str)
+    segments, starts = [], row.get("segment_starts") or [0]
+    for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
+        text, before = "", False
+        pairs = zip(tokens[start:end], mask[start:end], strict=True)
+        for (sampled, is_control), run in groupby(pairs, lambda pair: (bool(pair[1]), pair[0] in controls)):
+            ids = [token for token, _ in run]
+            if sampled != before:
+                text += SAMPLED[0] if sampled else SAMPLED[1]
+            piece = "".join(controls[token] for token in ids) if is_control else decode(ids)
+            if not is_control and str(name_of(ids[0])).startswith("\u2581") and not piece.startswith(" "):
+                piece = f" {piece}"  # SentencePiece's decoder drops the space of the first token
+            for name in () if is_control else names:
+                piece = piece.replace(name, f"{name[0]}\\{name[1:]}")
+            for mark in SAMPLED:
+                piece = piece.replace(mark, f"\\u{ord(mark):x}")
+            text, before = text + piece, sampled
+        segments.append(_escape_marks(text + SAMPLED[1] * before, SEPARATOR))
+    return printable(f"\n{'-' * 20} the context was rewritten {'-' * 20}\n".join(segments))

@@ -31,11 +31,11 @@ MINIMUM = {
     **dict.fromkeys(("num_envs", "total_episodes", "episodes_per_iteration", "num_minibatches", "update_epochs"), 1),
     **dict.fromkeys(("microbatch_tokens", "constant_length", "importance_cap"), 1),
     **dict.fromkeys(("num_steps", "batch_size", "num_demonstrations", "tokenizer_demonstrations", "episodes"), 1),
-    "horizon_every": 1,
+    **{"horizon_every": 1, "samples": 1},
     **dict.fromkeys(("seed", "num_threads", "num_workers", "checkpoint_every", "eval_episodes", "eval_every"), 0),
     **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), 0),
-    **dict.fromkeys(("eval_demonstrations", "first_demonstration", "first_episode", "temperature", "profile"), 0),
+    **dict.fromkeys(("eval_demonstrations", "first_demonstration", "first_episode", "temperature"), 0),
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller models have no room for a copying circuit
 }
 ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "; leave it out to never stop early"}
@@ -84,7 +84,7 @@ class Common:
     split: str = "train"
     """split to train on"""
     sample_by_pass_rate: str | None = None
-    """file of evaluate_llm.py --profile: draw tasks in proportion to p (1 - p) of their pass rate p (None:
+    """file of evaluate_llm.py --samples: draw tasks in proportion to p (1 - p) of their pass rate p (None:
     uniformly)"""
     num_envs: int = 128
     """number of parallel episodes"""

@@ -96,7 +96,7 @@ def test_training_questions_are_profiled_as_training_samples_them(tmp_path, engi
     learner = jobs.rl_job(suite, tmp_path, TINY, "GRPO", 1, flags)
     job = jobs.profile_job(suite, tmp_path, learner, 3)
     sampling |= {"vllm_url": "http://there:1"} if engine == "vllm-server" else {"dtype": "float32"}
-    assert job.args | sampling | {"profile": 3, "split": "train", "temperature": 1.0} == job.args
+    assert job.args | sampling | {"samples": 3, "split": "train", "temperature": 1.0} == job.args
     assert str(tmp_path / "reinforced") in job.args["env_kwargs"] and job.threads == 1
     few = jobs.profile_job(suite, tmp_path, learner, 3, 50)
     assert (job.args["episodes"], few.args["episodes"]) == (1_000_000, 50)
@@ -262,7 +262,7 @@ def test_adapters_of_a_learner_that_began_elsewhere_are_refused(prepared, tmp_pa
     [
         ("--evaluate-flags", "--model tiny"), ("--evaluate-flags", "--mode=closed_book"),
         ("--evaluate-flags", "--env_kwargs '{}'"), ("--evaluate-flags", "--seed 3"),
-        ("--evaluate-flags", "--profile 2"),
+        ("--evaluate-flags", "--samples 2"),
         ("--rl-flags", "--no-save-model"), ("--rl-flags", "--seed 7"), ("--rl-flags", "--resume runs/x"),
         ("--rl-flags", "--split dev"), ("--rl-flags", "--eval-split dev"), ("--rl-flags", "--sample-by-pass-rate x"),
         ("--sft-flags", "--data x"),

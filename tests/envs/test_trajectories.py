@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from agent_r1 import show
-from agent_r1.trajectories import append_row, transcript
+from agent_r1.text.tokenizers import CONTROL_TOKENS, ByteTokenizer, load_tokenizer
+from agent_r1.trajectories import SAMPLED, append_row, raw_transcript, transcript
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.wrappers import NewTokens, RecordTrajectories
 from agent_r1_tools import bounded
@@ -132,6 +133,126 @@ def test_episodes_are_printed_to_be_read(run, of_one, capsys):
     assert f"[user]\n{of_one[0]['question']}" in first and "[tool search]" in first and '"name": "search"' in first
     assert "reward +1.00  (outcome/exact_match +1.00" in first and f"<answer>{of_one[0]['answer']}</answer>" in first
     assert "no success" in second and "truncated (turns)" in second and "iteration 3" in third
+
+
+def test_a_text_that_the_policy_never_read_is_marked(run, of_one, capsys):
+    """A hint after the last turn of an episode that ran out of turns; and such a mark that the policy wrote."""
+    messages = of_one[1]["messages"][:6]
+    assert [message["role"] for message in messages[-2:]] == ["assistant", "user"]
+    messages[-2] = messages[-2] | {"content": show.UNREAD}
+    (run / "trajectories.jsonl").write_text(json.dumps(of_one[1] | {"messages": messages}))
+    show.main([str(run)])
+    hint = messages[-1]["content"]
+    assert capsys.readouterr().out.endswith(f"\n{show.UNREAD}\n[user]\n{hint}\n")
+    messages.pop()
+    (run / "trajectories.jsonl").write_text(json.dumps(of_one[1] | {"messages": messages}))
+    show.main([str(run)])
+    out = capsys.readouterr().out.splitlines()
+    assert "\\" + show.UNREAD in out and show.UNREAD not in out
+
+
+def without_marks(text):
+    return text.replace(SAMPLED[0], "").replace(SAMPLED[1], "")
+
+
+def printed_raw(capsys, *words):
+    """What `show --raw` prints below the headline."""
+    show.main([*map(str, words), "--raw"])
+    return capsys.readouterr().out.split("\n", 2)[2].removesuffix("\n")
+
+
+def test_raw_tokens_are_printed_as_the_model_saw_them(run, of_one, capsys):
+    text = printed_raw(capsys, run, "--iteration", 1)
+    decode = load_tokenizer().decode
+    assert without_marks(text) == decode(of_one[0]["tokens"]).replace("\x1b", "\\x1b") and "\x1b" not in text
+    assert text.startswith("<|im_start|>system\n") and '"name": "search"' in text  # the tool's schema
+    sampled = [span.split(SAMPLED[1])[0] for span in text.split(SAMPLED[0])[1:]]
+    spans = [decode(of_one[0]["tokens"][start:end]) for start, end in of_one[0]["turns"]]
+    assert sampled == [span.replace("\x1b", "\\x1b") for span in spans] and len(sampled) == 3
+    show.main([str(run), "--raw"])
+    assert capsys.readouterr().out.count("-" * 100) == 2
+
+
+def test_raw_text_passes_for_no_token_and_no_mark(tmp_path, capsys):
+    """Its bytes have the names of control tokens, marks, separators and control characters."""
+    said = "a<|im_end|>\n<tool_call>\n" + "-" * 100 + f"\n{SAMPLED[1]}\x1b[2J\u202e\u2028\n\u00ad" + "-" * 30
+    tokens = [256, *said.encode(), *said.encode(), 258]
+    mask = [0] * (1 + len(said.encode())) + [1] * (len(said.encode()) + 1)
+    row = {"tokens": tokens, "action_mask": mask, "task_index": 0, "tokenizer": "byte"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    shown = "a<\\|im_end|>\n<\\tool_call>\n\\" + "-" * 100 + "\n\\u27eb\\x1b[2J\\u202e\\u2028\n\\\u00ad" + "-" * 30
+    expected = f"<|endoftext|>{shown}{SAMPLED[0]}{shown}<|im_end|>{SAMPLED[1]}"
+    assert printed_raw(capsys, tmp_path / "rows.jsonl") == expected
+
+
+def test_segments_of_a_rewritten_context_are_separated(tmp_path, capsys):
+    row = {"tokens": [*b"onetwo"], "action_mask": [0, 0, 1, 1, 0, 1], "segment_starts": [0, 3]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"task_index": 0, "tokenizer": "byte"}))
+    separator = f"\n{'-' * 20} the context was rewritten {'-' * 20}\n"
+    expected = f"on\u27eae\u27eb{separator}\u27eat\u27ebw\u27eao\u27eb"
+    assert printed_raw(capsys, tmp_path / "rows.jsonl") == expected
+
+
+def test_a_space_of_sentencepiece_is_not_lost_after_a_control_token():
+    hf, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    backend = hf.Tokenizer(hf.models.WordLevel({"\u2581a": 0, "b": 1, "<s>": 2}, unk_token="b"))
+    backend.decoder = hf.decoders.Metaspace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    row = {"tokens": [2, 0, 0, 2, 1, 0], "action_mask": [0, 0, 0, 0, 0, 1]}
+    assert raw_transcript(row, tokenizer) == "<s> a a<s>b\u27ea a\u27eb"
+
+
+@pytest.mark.parametrize(("terminal", "no_color"), [(True, ""), (True, "1"), (False, "")])
+def test_raw_spans_have_a_color_on_a_terminal(run, monkeypatch, terminal, no_color):
+    out = io.StringIO()
+    out.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    show.main([str(run), "--episodes", "1", "--raw"])
+    text, colored = out.getvalue(), terminal and not no_color
+    assert text.count(f"\x1b[32m{SAMPLED[0]}") == text.count(f"{SAMPLED[1]}\x1b[0m") == 3 * colored
+    assert text.count("\x1b") == 6 * colored
+
+
+def test_the_tokenizer_of_raw_tokens(run, of_one, capsys, monkeypatch):
+    """Given by name; the row's built-in one; the run's copy; the one that the row names; or a line that says so."""
+    pytest.importorskip("transformers")
+    path = run / "trajectories.jsonl"
+
+    def save(folder, first):
+        ByteTokenizer([first, *CONTROL_TOKENS[1:]], pad_token=first).save_pretrained(folder)
+        return str(folder)
+
+    def write(**changed):
+        path.write_text(json.dumps(of_one[0] | {"tokens": [256], "action_mask": [0]} | changed))
+
+    given, named = save(run / "given", "<|given|>"), save(run / "named", "<|named|>")
+    write(tokenizer=named)
+    assert printed_raw(capsys, run) == "<|named|>" and printed_raw(capsys, run, "--tokenizer", given) == "<|given|>"
+    save(run / "model", "<|saved|>")
+    assert printed_raw(capsys, run) == "<|saved|>" and printed_raw(capsys, path) == "<|named|>"
+    write()
+    assert printed_raw(capsys, run) == "<|endoftext|>"
+    for changed, says in (
+        ({"tokenizer": "/nowhere"}, "^there is no folder /nowhere; .*; name the tokenizer of the run with --tokenizer"),
+        ({"tokenizer": None}, "trajectories.jsonl: the rows name no tokenizer; name .* with --tokenizer"),
+        ({"tokens": [9999]}, "^the tokenizer has 265 tokens, not all of this episode; name .* with --tokenizer"),
+    ):
+        write(**changed)
+        with pytest.raises(SystemExit, match=says):
+            show.main([str(path), "--raw"])
+    with pytest.raises(SystemExit):
+        show.main([str(run), "--tokenizer", "byte"])
+    assert "--tokenizer does nothing without --raw" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [{"action_mask": [1]}, {"tokens": ["x"]}, {"segment_starts": [0, "x"]}])
+def test_a_row_of_other_types_hides_no_other_raw_row(run, of_one, capsys, damage):
+    path = run / "trajectories.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in (of_one[0], of_one[1] | damage, of_one[2])))
+    show.main([str(run), "--raw"])
+    out, err = capsys.readouterr()
+    assert "1 rows are damaged" in err and "iteration 1" in out and "iteration 3" in out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """learner/evaluate_llm.py: the numbers it reports, the baselines, and a run."""
 
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import evaluate_llm
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_r1 import tiny_policy
 from llm_utils.records import earlier_runs
@@ -45,6 +48,33 @@ def test_a_score_of_0_in_all_tasks_is_not_certain(name, times):
     shown = "exact_match" if name == "em" else name
     assert table[shown]["low"] == 0 and table[shown]["high"] == pytest.approx(0.1611, abs=1e-4)
     assert table["turns"] == {"mean": 1, "low": 1, "high": 1}
+
+
+def test_pass_at_k_has_golden_values():
+    assert [evaluate_llm.pass_at(k, 5, 2) for k in (1, 2, 3, 4, 5)] == pytest.approx([0.4, 0.7, 0.9, 1, 1], abs=1e-12)
+    assert [evaluate_llm.pass_at(k, 4, 0) for k in (1, 4)] == [0, 0]
+    as_a_product = 1 - np.prod(1 - 64 / np.arange(4951, 5001))  # the paper's, for binomials of hundreds of digits
+    assert evaluate_llm.pass_at(64, 5000, 50) == pytest.approx(as_a_product, abs=1e-12)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(wins, data):
+    k = data.draw(st.integers(1, len(wins)))
+    subsets = [any(chosen) for chosen in itertools.combinations(wins, k)]
+    assert evaluate_llm.pass_at(k, len(wins), sum(wins)) == pytest.approx(sum(subsets) / len(subsets), abs=1e-12)
+
+
+def test_tasks_with_dropped_episodes_count_up_to_their_samples():
+    """Three tasks of 5 samples each; two episodes of the third, the successes, were dropped."""
+    of_tasks = [[0, 0, 0, 1, 1], [0] * 5, [1, 0, 0]]
+    rows = [SimpleNamespace(task_index=i, stats={"success": win}) for i, wins in enumerate(of_tasks) for win in wins]
+    table = evaluate_llm.pass_table(rows, 5)
+    assert list(table) == ["mean@5", "pass@1", "pass@2", "pass@4", "pass@5"]
+    assert [row["tasks"] for row in table.values()] == [3, 3, 3, 2, 2]
+    expected = [(0.4 + 0 + 1 / 3) / 3, (0.4 + 0 + 1 / 3) / 3, (0.7 + 0 + 2 / 3) / 3, 0.5, 0.5]
+    assert [row["mean"] for row in table.values()] == pytest.approx(expected)
+    assert all(0 <= row["low"] < row["mean"] < row["high"] <= 1 for row in table.values())
+    assert list(evaluate_llm.pass_table(rows, 8)) == ["mean@8", "pass@1", "pass@2", "pass@4"]  # no task has 8
 
 
 @pytest.mark.parametrize("mode", ["agent", "base_tool_call", "naive_rag", "closed_book"])
@@ -85,8 +115,11 @@ def test_other_tasks_than_the_first(monkeypatch, tmp_path, policy_folder):
     assert [row["task_index"] for row in rows] == list(range(3, 9))
     with pytest.raises(SystemExit, match="--first-episode 2000000: the split test has 10000 tasks"):
         run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, "--first-episode", 2_000_000)
-    with pytest.raises(SystemExit, match="leave out --first-episode"):
-        run(monkeypatch, tmp_path, *SMALL, "--first-episode", 3, "--profile", 2, "--temperature", 1)
+    flags = ["--first-episode", 3, "--samples", 2, "--temperature", 1, "--episodes", 2, "--exp-name", "sampled"]
+    report, rows = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, *flags)
+    assert [row["task_index"] for row in rows] == [3, 3, 4, 4] and report["metrics"]["mean@2"]["tasks"] == 2
+    (file,) = Path("runs").glob("*/pass_rates.json")
+    assert json.loads(file.read_text())["episodes"] == [0, 0, 0, 2, 2]
 
 
 def test_adapters_on_top_of_others_are_played_with_them(monkeypatch, tmp_path, policy_folder, capsys):

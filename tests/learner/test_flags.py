@@ -19,7 +19,7 @@ from agent_r1.bridges import babyai
 ROOT = Path(__file__).parents[2]
 MAY_BE_0 = {  # and what that means
     **dict.fromkeys(("num_threads", "num_workers"), "chosen; this process"),
-    **dict.fromkeys(("checkpoint_every", "eval_every", "eval_episodes", "eval_demonstrations", "profile"), "none"),
+    **dict.fromkeys(("checkpoint_every", "eval_every", "eval_episodes", "eval_demonstrations"), "none"),
     **dict.fromkeys(("log_trajectories", "lora_rank", "max_staleness", "dynamic_sampling"), "none"),
     **dict.fromkeys(("critic_warmup", "warmup_steps", "reject_ratio"), "none"),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), "off"),
@@ -33,7 +33,7 @@ NEEDS = {  # what makes a flag do something
     "gamma_turn": {"advantage": "bilevel"}, "constant_length": {"loss_aggregation": "constant"},
     "group_size": {"baseline": True}, "importance_cap": {"old_logprobs": "trainer"},
     "reject_ratio": {"old_logprobs": "trainer"}, "api_model": {"api": "http://a"}, "top_p": {"temperature": 1.0},
-    "profile": {"temperature": 1.0}, "vllm_url": {"engine": "vllm-server"}, "wandb_project_name": {"track": True},
+    "samples": {"temperature": 1.0}, "vllm_url": {"engine": "vllm-server"}, "wandb_project_name": {"track": True},
 }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_every_name_in_the_tables_is_a_flag():
         ("grpo_llm", ["--env-id", "AgentR1/SQLWorld-v0"], "no tiny policy is shipped for AgentR1/SQLWorld-v0"),
         ("evaluate_llm", ["--env-id", "AgentR1/PharmaSim-v0"], "--model tiny: no tiny policy is shipped"),
         ("sft_llm", ["--env-id", "AgentR1/SQLWorld-v0", "--model", "tiny"], "--model tiny: no tiny policy is shipped"),
-        ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is not a file of evaluate_llm.py --profile"),
+        ("grpo_llm", ["--sample-by-pass-rate", ROOT], "this is not a file of evaluate_llm.py --samples"),
     ],
 )
 def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, message):

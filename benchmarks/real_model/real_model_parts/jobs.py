@@ -23,7 +23,7 @@ ALL = {"exp-name", "model", "tokenizer", "env-id", "env-kwargs", "data-dir", "sp
 FIXED = {  # what makes a run the one that its label says, so no further flag may change it
     "sft_flags": {*ALL, "data", "eval-data", "out"},
     "rl_flags": {*ALL, "seed", "save-model", "eval-split", "sample-by-pass-rate"},
-    "evaluate_flags": {*ALL, "seed", "mode", "episodes", "first-episode", "profile", "adapter", "api", "api-model"},
+    "evaluate_flags": {*ALL, "seed", "mode", "episodes", "first-episode", "samples", "adapter", "api", "api-model"},
 }
 
 
@@ -88,7 +88,7 @@ def profile_job(suite: Suite, work: Path, learner: Job, times: int, questions: i
     args = learner.args
     words = ["python", "learner/evaluate_llm.py", "--exp-name", f"real_{work.name}_profile", "--model", args["model"]]
     words += ["--env-id", args["env_id"], "--env-kwargs", env_kwargs(suite, work / "reinforced"), "--split", "train"]
-    words += ["--episodes", str(questions or 1_000_000), "--profile", str(times)]
+    words += ["--episodes", str(questions or 1_000_000), "--samples", str(times)]
     words += ["--cuda" if args["cuda"] else "--no-cuda"]
     same = [name for name in SAMPLING if name != "dtype" or args["engine"] == "transformers"]
     words += [word for name in same for word in (f"--{name.replace('_', '-')}", str(args[name]))]

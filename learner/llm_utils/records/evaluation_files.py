@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,19 @@ def load_args(args: ArgsT) -> ArgsT:
         report = json.loads((Path(folder) / REPORT).read_text())
         float(report["seconds"])
         run_files.claim(Path(folder))
-        return arguments.resumed(args, {"episodes": report["args"]["episodes"], **report["args"]}, REPORT)
+        saved = current_names({"episodes": report["args"]["episodes"], **report["args"]})
+        return arguments.resumed(args, saved, REPORT)
     except FileNotFoundError:
         cause = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"
         raise SystemExit(f"--resume {folder}: {cause}") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SystemExit(f"--resume {folder}: {REPORT} is damaged: {error!r}") from None
+
+
+def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded arguments with the names of this version: --samples was --profile, 0 for one sample."""
+    values = dict(saved)
+    return {"samples": values.pop("profile") or 1, **values} if "profile" in values else values
 
 
 @dataclass
@@ -138,6 +145,8 @@ class Episodes:
                 num_kept = sum(not episode.fault for episode in self.played.values())
                 command = checkpoint.resume_command(self.path.parent)
                 remedy = f"{num_kept} of {total} episodes are kept; resume with\n  {command}"
+                if isinstance(error, SystemExit) and not num_kept:
+                    remedy = ""  # it could not begin, and the error says why
                 if self.signal is None and (reason := disk.no_room(error)):
                     sys.exit(f"stopped: {reason}\n{remedy}")
                 signals.end(error, remedy, self.signal)

@@ -23,6 +23,10 @@ Array = np.ndarray
 REPLY_BYTES, REPLY_SECONDS = 2**24, 600.0  # limits of one reply
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0)  # seconds before each retry
 BUSY = {408, 409, 425, 429, 500, 502, 503, 504}  # temporary statuses
+REMEDIES = {
+    **dict.fromkeys((401, 403), "check the key in OPENAI_API_KEY"),
+    404: "check --api, the address up to /v1, and --api-model",
+}
 TOO_LONG = ("context_length_exceeded", "context length", "context window")  # words of servers' errors
 
 
@@ -52,7 +56,7 @@ class ChatEngine:
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.Client(timeout=httpx.Timeout(REPLY_SECONDS, connect=10), headers=headers, limits=limits)
         self.replies: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self.warned = False
+        self.warned = self.reached = False  # reached: a request has connected
         self.rooms: dict[int, int] = {}  # slot -> token limit of the span being sampled
 
     def feed(
@@ -71,7 +75,10 @@ class ChatEngine:
             self.replies.put((slot, error))
 
     def _reply(self, body: dict[str, Any], room: int) -> dict[str, Any]:
-        """Return the API's message. Raise EngineDied if it rejects the request, or sends no reply for minutes."""
+        """Return the API's message. Raise EngineDied if it rejects the request, or sends no reply for minutes.
+
+        A connection that fails before any other has worked is not retried: the address is wrong, or nobody listens.
+        """
         cause = ""
         for pause in (0.0, *PAUSES):
             if cause and not self.warned:  # once, so that a wrong address does not look like a slow model
@@ -82,6 +89,10 @@ class ChatEngine:
             try:
                 status, content = self._post(body | {limit: room})
             except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if isinstance(error, httpx.ConnectError) and not self.reached:
+                    raise EngineDied(
+                        f"{self.url} cannot be reached ({error}): start its server, or correct --api"
+                    ) from error
                 cause = f"does not answer: {error!r}"
                 continue
             if status == 200:
@@ -92,7 +103,8 @@ class ChatEngine:
                 return self._reply(body, room)
             if status in (400, 413) and any(words in text.lower() for words in (*TOO_LONG, "content_filter")):
                 return {"content": ""}  # a turn without action, until the turns run out
-            cause = f"answers with {status}: {printable(text[:500])}"
+            cause = f"answers with {status}: {printable(' '.join(text[:500].split()))}"
+            cause += f"; {REMEDIES[status]}" if status in REMEDIES else ""
             if status not in BUSY:
                 break
         raise EngineDied(f"{self.url} {cause}")
@@ -100,6 +112,7 @@ class ChatEngine:
     def _post(self, body: dict[str, Any]) -> tuple[int, bytes]:
         read = Body(REPLY_BYTES, REPLY_SECONDS)
         with self.http.stream("POST", self.url, json=body) as answer:
+            self.reached = True
             for chunk in answer.iter_raw():
                 read.add(chunk)
             return answer.status_code, read.content

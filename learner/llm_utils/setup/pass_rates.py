@@ -1,6 +1,6 @@
 """Pass rates: the share of episodes in which a policy solves each task, and the tasks to train on.
 
-`evaluate_llm.py --profile N` writes the file. A group of episodes with the same outcome teaches nothing, so a task is
+`evaluate_llm.py --samples K` writes the file. A group of episodes with the same outcome teaches nothing, so a task is
 drawn in proportion to p (1 - p), the variance of its outcome, where p is its pass rate.
 """
 
@@ -40,7 +40,7 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
     times, but rarely if most tasks are like it.
 
     Raise SystemExit if the file is not of this environment and split. If `arguments` (`env_kwargs`, `data_dir`) differ
-    from those of the profile, the tasks may differ too, and a line is printed.
+    from those of the file, the tasks may differ too, and a line is printed.
     """
     flag = f"--sample-by-pass-rate {path}"
     try:
@@ -55,13 +55,13 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
     except FileNotFoundError:
         raise SystemExit(f"{flag}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        raise SystemExit(f"{flag}: this is not a file of evaluate_llm.py --profile") from None
+        raise SystemExit(f"{flag}: this is not a file of evaluate_llm.py --samples") from None
     if profile_of != (env_id, split):
         other = printable(f"{profile_of[0]}, split {profile_of[1]}")
         raise SystemExit(f"{flag} was made with {other}, but this run uses {env_id}, split {split}")
     if profile.get("mode", "agent") != "agent":
         mode = printable(str(profile["mode"]))
-        raise SystemExit(f"{flag} was made with --mode {mode}, but learners use tools: profile with --mode agent")
+        raise SystemExit(f"{flag} was made with --mode {mode}, but learners use tools: sample with --mode agent")
     if len(episodes) > num_tasks or not episodes.any():
         num_profiled = np.count_nonzero(episodes)
         raise SystemExit(

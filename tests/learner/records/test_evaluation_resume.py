@@ -136,7 +136,7 @@ def test_the_files_of_an_adapter_are_the_models_too(tmp_path):
     assert fingerprint("Qwen/Qwen2.5-3B-Instruct", None) is None
 
 
-@pytest.mark.parametrize("words", [[], ["--temperature", 1, "--profile", 2, "--episodes", 4]])
+@pytest.mark.parametrize("words", [[], ["--temperature", 1, "--samples", 2, "--episodes", 4]])
 def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(evaluate, learn, monkeypatch, capsys, words):
     """Greedy and sampled, after SIGTERM, with a last row that is cut short; and once more, which plays nothing."""
     evaluate("whole", *words)
@@ -161,7 +161,26 @@ def test_an_evaluation_that_was_stopped_goes_on_to_the_same_figures(evaluate, le
     monkeypatch.setattr(SlotModel, "prefill", None)
     learn("evaluate_llm", "--resume", folder)
     assert (folder / "trajectories.jsonl").read_bytes() == before and essence(folder) == essence(folder_of("whole"))
-    assert (folder / "pass_rates.json").exists() == ("--profile" in words)
+    assert (folder / "pass_rates.json").exists() == ("--samples" in words)
+    assert ("pass@2" in report(folder)["metrics"]) == ("--samples" in words)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_an_evaluation_that_knew_samples_as_profile_goes_on(evaluate, learn, samples):
+    import sweep
+
+    words = ["--temperature", 1, "--samples", samples, "--episodes", 4]
+    folder = evaluate("older", *words)
+    before, found = essence(folder), report(folder)
+    job = sweep.Job([], sweep.comparable(found["args"]), sweep.comparable(found["args"]))
+    del found["args"]["samples"]
+    found["args"]["profile"] = samples if samples > 1 else 0
+    (folder / "evaluation.json").write_text(json.dumps(found))
+    assert sweep.find(job) == (folder, True)
+    lines = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "trajectories.jsonl").write_bytes(b"".join(lines[:3]))
+    learn("evaluate_llm", "--resume", folder)
+    assert essence(folder) == before and report(folder)["args"]["samples"] == samples
 
 
 def test_a_killed_evaluation_goes_on(evaluate, learn, policy_folder, tmp_path):

@@ -44,6 +44,10 @@ def test_a_learner_writes_the_rows_of_record_trajectories(learn, make_envs, tmp_
     show.main([str(run_dir), "--episodes", "2"])
     printed = capsys.readouterr().out
     assert printed.count("iteration 2, task ") == 2 and rows[-1]["question"] in printed
+    show.main([str(run_dir), "--episodes", "1", "--raw"])
+    printed = capsys.readouterr().out
+    assert f"<|im_start|>user\n{rows[-1]['question']}<|im_end|>" in printed
+    assert printed.count("<|im_start|>assistant\n\u27ea") == len(rows[-1]["turns"])
 
 
 @pytest.mark.parametrize(("words", "logged"), [([], 8), (["--log-trajectories", 3], 3), (["--log-trajectories", 0], 0)])
@@ -88,3 +92,5 @@ def test_supervised_training_and_evaluations_name_their_folder(learn, tmp_path, 
     assert f"written to {run_dir}; python -m agent_r1.show {run_dir} prints episodes\n" in capsys.readouterr().out
     rows = read(run_dir)
     assert [row["mode"] for row in rows] == ["agent"] * 2 and all(row["messages"] and row["model"] for row in rows)
+    show.main([str(run_dir), "--raw"])
+    assert capsys.readouterr().out.count("<|im_start|>assistant\n\u27ea") == sum(len(row["turns"]) for row in rows)

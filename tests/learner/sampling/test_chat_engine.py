@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import socket
 import sys
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def test_an_expert_behind_an_api_solves_all(evaluate, server):
 
 def test_a_baseline_has_no_tools(evaluate, server):
     server.policy = lambda body: {"role": "assistant", "content": "<answer>nobody</answer>"}
-    result, _ = evaluate("--mode", "closed_book", "--temperature", "1")
+    result, rows = evaluate("--mode", "closed_book", "--temperature", "1", "--samples", "2")
+    assert [row["task_index"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert result["metrics"]["pass@2"]["mean"] == 0.0 and result["metrics"]["pass@2"]["tasks"] == 5
     assert result["metrics"]["turns"]["mean"] == 1.0 and result["metrics"]["success"]["mean"] == 0.0
     assert all(body.keys() == {"model", "messages", "max_tokens", "temperature"} for body in server.asked)
 
@@ -111,8 +114,9 @@ def test_a_conversation_that_is_not_taken_ends_without_an_answer(evaluate, serve
 @pytest.mark.parametrize(
     ("status", "content", "said"),
     [
-        (401, {"error": {"message": "wrong key"}}, "answers with 401: .*wrong key"),
-        (404, {"error": {"message": "no such model"}}, "answers with 404: .*no such model"),
+        (401, {"error": {"message": "wrong key"}}, "answers with 401: .*wrong key.*; check the key in OPENAI_API_KEY"),
+        (403, b"not\nyou", "answers with 403: not you; check the key in OPENAI_API_KEY$"),
+        (404, {"error": {"message": "no such model"}}, "answers with 404: .*no such model.*; check --api, .*"),
         (503, b"busy", "answers with 503: busy"),
         (400, b"it said \x1b[2J", r"answers with 400: it said \\x1b\[2J"),
         (200, b"{", "an unreadable reply"),
@@ -124,28 +128,64 @@ def test_a_conversation_that_is_not_taken_ends_without_an_answer(evaluate, serve
 )
 def test_what_an_api_gets_wrong_is_said(evaluate, server, status, content, said):
     server.broken = lambda body: (status, content)
-    with pytest.raises(SystemExit, match=f"(?s)^{re.escape(server.url)}.*{said}"):
+    with pytest.raises(SystemExit, match=f"^{re.escape(server.url)}.*{said}"):
         evaluate()
+    assert len(server.asked) <= (9 if status == 503 else 3)  # only what is busy is asked again
 
 
-def test_nobody_there(monkeypatch, capsys):
-    monkeypatch.setattr(chat_engine, "PAUSES", (0.2, 0.3))
+@pytest.fixture
+def envs():
     envs = gym.make_vec(ENV_ID, num_envs=1)
-    engine = ChatEngine("http://127.0.0.1:9/v1", "m", envs)
-    engine.feed(0, *envs.reset(seed=0)[0], 10, [])
-    with pytest.raises(EngineDied, match="127.0.0.1:9/v1/chat/completions does not answer: ConnectError"):
-        while engine.busy:
-            engine.step()
-    engine.close()
-    said = capsys.readouterr().err.splitlines()
-    (line,) = [line for line in said if "127.0.0.1:9/" in line]  # at the first time, not after minutes
-    assert re.search("does not answer: ConnectError.*; retrying for 0 s$", line)
+    yield envs
     envs.close()
 
 
-def test_a_long_reply_is_cut(server):
+def reply(engine, envs):
+    """The text of one turn."""
+    spans = []
+    engine.feed(0, *envs.reset(seed=0)[0], 10, [])
+    while engine.busy:
+        spans += engine.step()
+    return envs.envs[0].tokenizer.decode(spans[0].tokens)
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("host", "cause"), [("127.0.0.1", "Connection refused"), ("nobody.invalid", r"\[Errno -\d\] \w.*")]
+)
+def test_an_address_where_nobody_is_ends_it_at_once(monkeypatch, tmp_path, capsys, host, cause):
+    url = f"http://{host}:{closed_port()}/v1"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(chat_engine, "PAUSES", (0.2, 0.3))
+    words = ["--api", url, "--api-model", "m", "--env-id", ENV_ID, "--num-envs", "3", "--num-threads", "1"]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
+    message = rf"^{url}/chat/completions cannot be reached \(.*{cause}\): start its server, or correct --api$"
+    with pytest.raises(SystemExit, match=message):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    said = capsys.readouterr().err
+    assert "retrying" not in said and "--resume" not in said  # there is nothing to resume
+
+
+def test_a_server_that_is_lost_later_is_asked_again(server, monkeypatch, capsys, envs):
+    """The same engine, after a first reply."""
+    server.policy = lambda body: {"role": "assistant", "content": "yes"}
+    engine = ChatEngine(server.url, "m", envs)
+    assert reply(engine, envs).startswith("yes")
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(EngineDied, match=f"^{server.url}/chat/completions does not answer: Connect"):
+        reply(engine, envs)
+    engine.close()
+    (line,) = capsys.readouterr().err.splitlines()  # at the first time, not after minutes
+    assert re.search(r"does not answer: .*; retrying for 0 s$", line)
+
+
+def test_a_long_reply_is_cut(server, envs):
     server.policy = lambda body: {"role": "assistant", "content": "x" * 100}
-    envs = gym.make_vec(ENV_ID, num_envs=1)
     engine = ChatEngine(server.url, "m", envs)
     engine.feed(0, *envs.reset(seed=0)[0], 10, [])
     spans = []
@@ -154,7 +194,6 @@ def test_a_long_reply_is_cut(server):
     assert envs.envs[0].tokenizer.decode(spans[0].tokens) == "x" * 10 and server.asked[0]["max_tokens"] == 10
     assert spans[0].logprobs.shape == spans[0].versions.shape == (10,)
     engine.close()
-    envs.close()
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_pass_rates_and_rows_of_strangers(tmp_path, monkeypatch):
     file = tmp_path / "rates.json"
     for content in DAMAGE.values():
         file.write_bytes(content)
-        assert "this is not a file of evaluate_llm.py --profile" in refusal(
+        assert "this is not a file of evaluate_llm.py --samples" in refusal(
             pass_rates.task_probabilities, str(file), "id", "train", 5
         )
     monkeypatch.setattr(bounded, "MAX_LINE", 1000)

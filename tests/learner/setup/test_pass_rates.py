@@ -44,19 +44,19 @@ def test_where_hardly_any_task_is_solved_those_that_were_come_up_often(tmp_path)
     ("text", "message"),
     [
         (None, "there is no such file"),
-        ("{", "not a file of evaluate_llm.py --profile"),
-        ('{"successes": "x"}', "not a file of evaluate_llm.py --profile"),
+        ("{", "not a file of evaluate_llm.py --samples"),
+        ('{"successes": "x"}', "not a file of evaluate_llm.py --samples"),
         ({"env_id": "F-v0"}, "was made with F-v0, split train, but this run uses E-v0, split train"),
         ({"split": "test"}, "was made with E-v0, split test"),
         ({"mode": "closed_book"}, "was made with --mode closed_book, but learners use tools"),
-        ({"successes": [5, 1]}, "not a file of evaluate_llm.py --profile"),
-        ({"successes": [0, 0], "episodes": [-1, 4]}, "not a file of evaluate_llm.py --profile"),
-        ({"successes": [0.7, 1], "episodes": [1.5, 4]}, "not a file of evaluate_llm.py --profile"),
-        ({"successes": [[0, 1], [1]], "episodes": [4, 4]}, "not a file of evaluate_llm.py --profile"),
-        ({"successes": [0, 1], "episodes": [1.5, 4]}, "not a file of evaluate_llm.py --profile"),
-        ({"successes": [0, 1], "episodes": [10**30, 4]}, "not a file of evaluate_llm.py --profile"),
-        ({"successes": [True, False], "episodes": [4, 4]}, "not a file of evaluate_llm.py --profile"),
-        ({"successes": [1]}, "not a file of evaluate_llm.py --profile"),
+        ({"successes": [5, 1]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [0, 0], "episodes": [-1, 4]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [0.7, 1], "episodes": [1.5, 4]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [[0, 1], [1]], "episodes": [4, 4]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [0, 1], "episodes": [1.5, 4]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [0, 1], "episodes": [10**30, 4]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [True, False], "episodes": [4, 4]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [1]}, "not a file of evaluate_llm.py --samples"),
         ({"episodes": [0, 0], "successes": [0, 0]}, "0 of 2 tasks; this run has 2"),
         ({"episodes": [1, 1, 1], "successes": [0, 0, 0]}, "3 of 3 tasks; this run has 2"),
     ],
@@ -84,7 +84,7 @@ def test_tasks_that_may_be_others_are_said(tmp_path, capsys):
 def test_what_an_evaluation_writes_a_learner_reads(learn, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     common = ["--env-id", ENV_ID, "--num-threads", 1, "--no-cuda", "--num-envs", 8]
-    learn("evaluate_llm", *common, "--split", "train", "--episodes", 3, "--profile", 4, "--temperature", 1)
+    learn("evaluate_llm", *common, "--split", "train", "--episodes", 3, "--samples", 4, "--temperature", 1)
     (path,) = Path("runs").glob("*evaluate*/pass_rates.json")
     found = json.loads(path.read_text())
     rows = [json.loads(line) for line in (path.parent / "trajectories.jsonl").read_text().splitlines()]
@@ -101,6 +101,6 @@ def test_what_an_evaluation_writes_a_learner_reads(learn, tmp_path, monkeypatch)
         learn("grpo_llm", "--resume", run_dir, "--total-episodes", 16)
 
 
-def test_greedy_episodes_make_no_profile(learn):
-    with pytest.raises(SystemExit, match="--profile needs a --temperature above 0"):
-        learn("evaluate_llm", "--profile", 4)
+def test_greedy_episodes_are_sampled_once(learn):
+    with pytest.raises(SystemExit, match="--samples needs a --temperature above 0"):
+        learn("evaluate_llm", "--samples", 4)
