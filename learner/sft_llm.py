@@ -3,7 +3,7 @@
 
     python learner/sft_llm.py --out policy                                # a policy like the shipped one, from scratch
     python learner/sft_llm.py --model NAME_OR_FOLDER --expert-share 1     # any causal LM, on expert demonstrations
-    python learner/sft_llm.py --model NAME_OR_FOLDER --data rows.jsonl    # rows with `tokens` and `action_mask`
+    python learner/sft_llm.py --model NAME_OR_FOLDER --data runs/EVALUATION/trajectories.jsonl --only-successes
 """
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,7 +81,8 @@ class Args:
     split: str = "train"
     """split of the demonstrations"""
     data: str = ""
-    """JSONL file of lines with `tokens` and `action_mask` (as the learners log them) instead of demonstrations"""
+    """JSONL file of lines with `tokens` and `action_mask` instead of demonstrations: trajectories.jsonl, which
+    evaluate_llm.py and the learners write"""
     eval_data: str = ""
     """with --data: held-out file on which the expert-token loss is measured"""
     expert_share: float = 0.38
@@ -88,7 +90,7 @@ class Args:
     teacher: str | None = None
     """demonstrator of every task instead (except --rag-share's): a teacher of the environment, e.g. fallible_50"""
     only_successes: bool = False
-    """drop failed demonstrations, --rag-share's too (failed expert demonstrations are always dropped)"""
+    """drop failed episodes: those of --data, demonstrations (an expert's failures are always dropped), --rag-share's"""
     rag_share: float = 0.0
     """share of one-turn demonstrations with the naive RAG prompt. They show the policy that baseline's prompt and the
     form of an answer without search, right or wrong"""
@@ -150,7 +152,8 @@ class Args:
 def check(args: Args) -> None:
     """Raise SystemExit for arguments that are out of range, or contradict each other, before any work."""
     arguments.check_each(args)
-    only_by_expert = not args.rag_share and (args.teacher or ("expert" if args.expert_share == 1 else "")) == "expert"
+    demonstrator = args.teacher or ("expert" if args.expert_share == 1 else "")
+    only_by_expert = demonstrator == "expert" and not args.rag_share and not args.data
     contradictions = [
         (args.model == "scratch" and args.hidden_size % 8 > 0, "--hidden-size must be a multiple of 8"),
         (args.model == "scratch" and args.lora_rank > 0, "--lora-rank needs a trained --model"),
@@ -308,8 +311,8 @@ if __name__ == "__main__":
     # demonstrations; held-out ones come from tasks after the training ones
     heldout: list[Demonstration] = []
     if args.data:
-        rows = read_rows(args.data, vocab_size)
-        heldout = read_rows(args.eval_data, vocab_size) if args.eval_data else []
+        read = partial(read_rows, tokenizer=load_tokenizer(tokenizer), only_successes=args.only_successes)
+        rows, heldout = (read(path, vocab_size) if path else [] for path in (args.data, args.eval_data))
     else:
         maker = replace(maker, tokenizer=tokenizer, teacher=args.teacher, only_successes=args.only_successes)
         with signals.ending(AGAIN):

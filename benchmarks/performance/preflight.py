@@ -2,6 +2,7 @@
 
     python benchmarks/performance/preflight.py          # six cases, a minute or two each on one core
     python benchmarks/performance/preflight.py --sizes  # what larger models need on cards of 80 GB
+    python benchmarks/performance/preflight.py --sizes 1.5B 3B --memory-gb 24 --longest-row 2048
 
 Each case runs in a process of its own: a model of SmolLM2-135M's shape with random weights, a rollout that fills the
 cache, an update with two microbatches, the optimizer's step, the copies for checkpoints. Measured is the most that the
@@ -167,11 +168,13 @@ if __name__ == "__main__":
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", nargs="*", metavar="SIZE", choices=SIZES,
                         help=f"the table of larger models ({', '.join(SIZES)}; default all), from their shapes alone")
+    parser.add_argument("--memory-gb", type=float, default=80, help="with --sizes: memory of each GPU")
+    parser.add_argument("--longest-row", type=from_1, default=8192, help="with --sizes: tokens of the longest episode")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is run and measured")
     parser.add_argument("--layers", type=from_1, default=SHAPE["num_hidden_layers"], help="layers of the model")
     options = parser.parse_args()
     if options.sizes is not None:
-        print(sizes(options.sizes or list(SIZES)))
+        print(sizes(options.sizes or list(SIZES), options.memory_gb, options.longest_row))
         sys.exit()
     if options.child:
         print(json.dumps(run(json.loads(options.child))))

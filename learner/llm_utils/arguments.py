@@ -185,7 +185,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
         (lambda a: a.model == "scratch", "without --model scratch"),
     ),
     **dict.fromkeys(
-        ("only_successes", "num_demonstrations", "first_demonstration", "eval_demonstrations"),
+        ("num_demonstrations", "first_demonstration", "eval_demonstrations"),
         (lambda a: not a.data, "with --data"),
     ),
     **dict.fromkeys(

@@ -25,11 +25,13 @@ from safetensors import torch as safetensors
 from torch.utils.tensorboard import SummaryWriter
 from transformers import GraniteConfig, GraniteForCausalLM
 
+from agent_r1.text.tokenizers import load_tokenizer
 from llm_utils.imitation import demonstrations
 from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, demonstrate, read_rows
 from llm_utils.imitation.scratch import initialize
 from llm_utils.recovery import checkpoint
 from llm_utils.setup.loading import choose_dtype, load_policy
+from llm_utils.setup.sources import model_source
 from llm_utils.training.optimizer import Float32AdamW
 
 ENV_ID = "AgentR1/MultihopWorld-v0"
@@ -380,6 +382,34 @@ def test_episodes_that_a_fault_ended_are_left_out(tmp_path, capsys):
     path.write_bytes(b"\n".join([row(fault=None), row(fault="the search server is down"), row()]))
     assert [kept.task_index for kept in read_rows(str(path), 300)] == [1, 3]
     assert "rows.jsonl: 1 episodes that ended in infrastructure errors are left out" in capsys.readouterr().err
+
+
+def test_only_successes_of_recorded_rows_are_kept_and_counted(tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    rows = [row(is_success=True), row(is_success=False), row(is_success=None, fault="down"), row(is_success=True)]
+    path.write_bytes(b"\n".join(rows))
+    assert [kept.task_index for kept in read_rows(str(path), 300, only_successes=True)] == [1, 4]
+    assert "rows.jsonl: 2 of 3 episodes succeeded and are kept" in capsys.readouterr().err
+    assert [kept.task_index for kept in read_rows(str(path), 300)] == [1, 2, 4]
+    path.write_bytes(rows[1])
+    with pytest.raises(SystemExit, match="no episode succeeded; record more tasks"):
+        read_rows(str(path), 300, only_successes=True)
+    path.write_bytes(rows[0] + b"\n" + row())
+    with pytest.raises(SystemExit, match="line 2: --only-successes needs `is_success`"):
+        read_rows(str(path), 300, only_successes=True)
+
+
+def test_rows_of_another_tokenizer_are_noticed(tmp_path):
+    """Their numbers are valid, and would train nonsense."""
+    world, path = gym.make(ENV_ID).unwrapped, tmp_path / "rows.jsonl"
+    world.reset(options={"task_index": 0})
+    content = {"tokens": world.episode.buffer[: world.episode.length].tolist(), "messages": world.messages}
+    content |= {"tokens": [*content["tokens"], 5], "action_mask": [0] * len(content["tokens"]) + [1]}
+    path.write_text(json.dumps(content | {"tokenizer": "byte"}) + "\n")
+    shipped = load_tokenizer(model_source("tiny", ENV_ID))
+    assert len(read_rows(str(path), 10**6, world.tokenizer)) == 1
+    with pytest.raises(SystemExit, match="they are of the tokenizer byte; record the episodes with --tokenizer"):
+        read_rows(str(path), 10**6, shipped)
 
 
 def test_rows_without_sampled_tokens_are_left_out(tmp_path):

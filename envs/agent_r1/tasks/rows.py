@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,6 +32,7 @@ from agent_r1_tools.search import Retriever, SearchTool
 NAMES = ("calculator", "python", "search")
 REWARDS = ("exact_match", "f1", "math", "model")
 Reward = Callable[[str, Mapping[str, Any]], float]
+WORDS = 500  # maximum number of words in the vocabulary
 
 
 class RowsEnv(Baselines, ToolEnv):
@@ -157,6 +161,12 @@ class RowsEnv(Baselines, ToolEnv):
         else:
             score = _score(self.reward, answer, copy.deepcopy(_row(task)))
         return score, {"score": score, **metrics}
+
+    def vocabulary(self) -> list[str]:  # type: ignore[override]  # the words are the rows'
+        """Return the digits and the rows' most frequent lower-case words, which a small tokenizer should keep whole."""
+        texts = (json.dumps([row["question"], row["answers"], row["rest"]], ensure_ascii=False) for row in self.rows)
+        counts = Counter(word for text in texts for word in re.findall(r"\b[a-z]+\b", text))
+        return [*(word for word, count in counts.most_common(WORDS) if count >= 10), *"0123456789"]
 
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """Return the assistant's turns of the row's messages, or the right answer as one turn.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from multiprocessing import resource_tracker
 from typing import IO, Any
 
@@ -236,34 +236,69 @@ def digest(rows: Sequence[Demonstration]) -> str:
     return hasher.hexdigest()[:16]
 
 
-def read_rows(path: str, vocab_size: int) -> list[Demonstration]:
+def read_rows(path: str, vocab_size: int, tokenizer: Any = None, only_successes: bool = False) -> list[Demonstration]:
     """Read the lines of a JSONL file with `tokens` and `action_mask`. Lines without sampled tokens are skipped.
-    Episodes that ended in infrastructure errors are skipped and counted in a printed line.
+    Episodes that ended in infrastructure errors are skipped and counted in a printed line. So are failed episodes with
+    `only_successes` (`is_success` of a line).
 
     If a learner logged a rewritten context (`segment_starts`), every segment is its own training sequence. Raise
-    SystemExit with the number of a malformed line.
+    SystemExit with the number of a malformed line, and for rows whose tokens are not those of `tokenizer`.
     """
-    rows, faults = [], 0
+    rows: list[Demonstration] = []
+    samples: list[dict[str, Any]] = []
+    faults = valid = failed = 0
     with open(path, "rb") as file:
         for number, line in enumerate(bounded_rows(file, path), 1):
             try:
                 row = json.loads(line)
                 check_row(row, vocab_size)
+                if only_successes and not row.get("fault") and not isinstance(row.get("is_success"), bool):
+                    raise ValueError("--only-successes needs `is_success`, true or false; leave the flag out")
             except (ValueError, RecursionError) as error:
                 raise SystemExit(f"{path}, line {number}: {error or 'it is nested too deeply'}") from None
-            faults += bool(row.get("fault"))
+            samples += [row] * (len(samples) < 20)
+            if row.get("fault"):
+                faults += 1
+                continue
+            valid += 1
+            if only_successes and not row["is_success"]:
+                failed += 1
+                continue
             tokens, mask = np.array(row["tokens"], np.int32), np.array(row["action_mask"], bool)
-            starts = [] if row.get("fault") else row.get("segment_starts", [0])
-            for first, end in pairwise([*starts, len(tokens)]):
+            for first, end in pairwise([*row.get("segment_starts", [0]), len(tokens)]):
                 segment_mask = mask[first:end].copy()
                 segment_mask[:1] = False  # nothing predicts the first token
                 if segment_mask.any():
                     rows.append(Demonstration(tokens[first:end], segment_mask, number))
+    if tokenizer is not None:
+        check_tokenizer(path, samples, tokenizer)
     if faults:
         print(f"{path}: {faults} episodes that ended in infrastructure errors are left out", file=sys.stderr)
+    if only_successes:
+        print(f"{path}: {valid - failed} of {valid} episodes succeeded and are kept", file=sys.stderr)
+    if valid and failed == valid:
+        raise SystemExit(f"{path}: no episode succeeded; record more tasks or a better teacher's, or train on failures")
     if not rows:
         raise SystemExit(f"{path}: no line has a sampled token")
     return rows
+
+
+def check_tokenizer(path: str, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
+    """Raise SystemExit if rows record their conversations, but no prompt decodes to a message of its conversation.
+
+    The numbers of another tokenizer are mostly valid, and would train nonsense without an error.
+    """
+    texts: list[tuple[str, list[str]]] = []  # prompt and messages, without white space
+    for row in rows:
+        messages = row.get("messages")
+        if isinstance(messages, list) and all(isinstance(m, dict) for m in messages) and 1 in row["action_mask"]:
+            before = takewhile(lambda message: message.get("role") != "assistant", messages)
+            contents = ["".join(str(message.get("content") or "").split()) for message in before]
+            prompt = tokenizer.decode(row["tokens"][: row["action_mask"].index(1)])
+            texts.append(("".join(prompt.split()), list(filter(None, contents))))
+    if texts and not any(content in prompt for prompt, contents in texts for content in contents):
+        cause = f"its tokens do not decode to its messages: they are of the tokenizer {rows[0].get('tokenizer')}"
+        raise SystemExit(f"{path}: {cause}; record the episodes with --tokenizer and the name or folder of --model")
 
 
 def bounded_rows(file: IO[bytes], path: str) -> Iterator[bytes]:

@@ -323,7 +323,6 @@ def test_a_teacher_shows_every_task_and_failures_can_be_left_out():
         (["--teacher", "fallible_50", "--expert-share", 0.5], "--expert-share does nothing with --teacher"),
         (["--env-id", "Lost/Sometimes-v0", "--teacher", "expert"], "Sometimes-v0 has no such teacher; it has none"),
         (["--data", __file__, "--teacher", "expert"], "--teacher does nothing with --data"),
-        (["--data", __file__, "--only-successes"], "--only-successes does nothing with --data"),
         (["--teacher", "expert", "--only-successes"], "--only-successes does nothing if only the expert demonstrates"),
         (["--expert-share", 1, "--only-successes"], "--only-successes does nothing if only the expert demonstrates"),
     ],
