@@ -34,7 +34,7 @@ def load_args(args: ArgsT) -> ArgsT:
         float(report["seconds"])
         run_files.claim(Path(folder))
         return arguments.resumed(args, {"episodes": report["args"]["episodes"], **report["args"]}, REPORT)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         cause = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"
         raise SystemExit(f"--resume {folder}: {cause}") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
