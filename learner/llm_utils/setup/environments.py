@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
@@ -48,7 +47,7 @@ def evaluation_split(args: Any, split: str) -> str:
 def check_splits(args: Any) -> None:
     """Raise SystemExit for a split that one of our environments does not have, under its flag. The user's own
     environment may make its splits when it is made."""
-    if getattr(args, "data", ""):  # sft_llm.py makes no environment
+    if not args.env_id or getattr(args, "data", ""):  # with --data sft_llm.py makes no environment
         return
     try:
         maker = creator(environment_spec(args.env_id).id)
@@ -59,9 +58,7 @@ def check_splits(args: Any) -> None:
         return
     for flag, split in (("--split", args.split), ("--eval-split", getattr(args, "eval_split", None))):
         if split is not None and split not in splits:
-            near = get_close_matches(split, splits, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(splits)}"
-            raise SystemExit(f"{flag} {split}: {args.env_id} has no such split{hint}")
+            raise SystemExit(f"{flag} {split}: {args.env_id} has no split {split!r}; it has {', '.join(splits)}")
 
 
 def env_kwargs(args: Any) -> dict[str, Any]:
