@@ -47,7 +47,7 @@ def evaluation_split(args: Any, split: str) -> str:
 def check_splits(args: Any) -> None:
     """Raise SystemExit for a split that one of our environments does not have, under its flag. The user's own
     environment may make its splits when it is made."""
-    if not args.env_id or getattr(args, "data", ""):  # with --data sft_llm.py makes no environment
+    if not args.env_id or getattr(args, "data", None):  # with --data sft_llm.py makes no environment
         return
     try:
         maker = creator(environment_spec(args.env_id).id)
