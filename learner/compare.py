@@ -168,6 +168,9 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="file to draw the curves into")
     args = parser.parse_args()
     only = {name: values for name, values in (("env_id", args.env_ids), ("exp_name", args.exp_names)) if values}
+    for condition in args.where:
+        if "=" not in condition:
+            parser.error(f"--where {condition}: give NAME=VALUE, such as seed=1")
     only |= {name: [value] for name, _, value in (condition.partition("=") for condition in args.where)}
     groups = find_runs(args.runs, args.group_by, only)
     if not groups:

@@ -39,7 +39,7 @@ from llm_utils.sampling.make_engine import make_chat_engine, make_engine
 from llm_utils.sampling.rollout import Sampler, check_playable
 from llm_utils.setup import threads
 from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
-from llm_utils.setup.loading import choose_dtype, load_policy, merge_adapters
+from llm_utils.setup.loading import check_adapter_folder, choose_dtype, load_policy, merge_adapters
 from llm_utils.setup.model_checks import check_context, check_vocabulary
 from llm_utils.setup.pass_rates import write_pass_rates
 from llm_utils.setup.sources import fingerprint, fit_environment, model_files, source_of, tokenizer_source
@@ -141,6 +141,9 @@ def check(args: Args) -> None:
         raise SystemExit("--mode base_tool_call evaluates a run's initial model, without adapters: leave out --adapter")
     if args.engine != "transformers" and args.adapter is not None:
         raise SystemExit("--adapter needs --engine transformers; for vLLM use peft's merge_and_unload()")
+    if args.adapter is not None:
+        check_adapter_folder(args.adapter)
+    arguments.check_machine(args)
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
@@ -233,6 +236,8 @@ if __name__ == "__main__":
         else:
             envs = gym.make_vec(spec, num_envs=args.num_envs, **kwargs)
     check_playable(envs)
+    if args.first_episode >= (available := envs.envs[0].num_tasks):
+        raise SystemExit(f"--first-episode {args.first_episode}: the split {args.split} has {available} tasks")
     vocab_size, longest = envs.single_action_space.vocab_size, envs.single_observation_space.max_len
     policy = None
     if args.engine == "transformers" and args.api is None:
@@ -249,8 +254,6 @@ if __name__ == "__main__":
     # episodes; each is saved when it ends
     first, times = args.first_episode, args.samples
     num_tasks = min(args.episodes, envs.envs[0].num_tasks - first)
-    if num_tasks < 1:
-        raise SystemExit(f"--first-episode {first}: the split {args.split} has {num_tasks + first} tasks")
     tasks = {number: first + number // times for number in range(num_tasks * times)}
     if num_tasks < args.episodes:
         print(f"the split {args.split} has {num_tasks} tasks from {first} on, fewer than --episodes", file=sys.stderr)

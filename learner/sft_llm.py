@@ -25,7 +25,7 @@ import torch
 from agent_r1.baselines import baselines_of, has_demonstration
 from agent_r1.text.tokenizers import load_tokenizer
 from llm_utils import arguments, distributed
-from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, digest, read_rows
+from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, check_first_row, digest, read_rows
 from llm_utils.imitation.scratch import make_model, make_tokenizer
 from llm_utils.records import run_files
 from llm_utils.records.displays import last_lines
@@ -184,6 +184,7 @@ def check(args: Args) -> None:
     for wrong, message in contradictions:
         if wrong:
             raise SystemExit(message)
+    arguments.check_machine(args)
 
 
 def default_learning_rate(args: Args) -> float:
@@ -240,6 +241,9 @@ def token_loss(
 if __name__ == "__main__":
     args = checkpoint.load_args(arguments.read(Args), Path(__file__).stem)
     check(args)
+    for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
+        if path:
+            check_first_row(flag, path)
     distributed.setup(args.cuda)
     device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)

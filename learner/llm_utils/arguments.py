@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from agent_r1_tools.exchange import is_address
@@ -16,9 +18,10 @@ from agent_r1_tools.text import printable
 from llm_utils import distributed
 from llm_utils.command_line import read as read
 from llm_utils.records import tracking
+from llm_utils.recovery import disk
 from llm_utils.setup import startup
 from llm_utils.setup.curriculum import stages
-from llm_utils.setup.environments import check_mixture, environment_spec, kwargs_of_each, one_each
+from llm_utils.setup.environments import check_mixture, check_splits, environment_spec, kwargs_of_each, one_each
 
 # Bounds of numbers. A script has some of these arguments. None is always accepted.
 MINIMUM = {
@@ -237,12 +240,33 @@ def check_each(args: Any) -> None:
             if not is_address(url.strip()):
                 raise SystemExit(f"{flag(name)} {url}: this is not an address such as http://localhost:8000")
     check_environment(args)
+    check_splits(args)
     check_switches(args)
     if given.get("track") and distributed.launched_rank() == 0:  # last, because it may ask a server
         tracking.check_login()
     for name, model in TRAINED_BY.items():
         if given.get(name) == 0 and distributed.launched_rank() == 0:
             print(f"{flag(name)} 0: {model} keeps its weights and learns nothing", file=sys.stderr)
+
+
+# Flags that need an optional package: the condition, the package, and the extra with it.
+PACKAGES: dict[str, tuple[Alive, str, str]] = {
+    "--lora-rank": (lambda a: getattr(a, "lora_rank", 0) > 0, "peft", "lora"),
+    "--adapter": (lambda a: getattr(a, "adapter", None) is not None, "peft", "lora"),
+    "--engine vllm": (lambda a: getattr(a, "engine", "") == "vllm", "vllm", "vllm"),
+    "--engine vllm-server": (lambda a: getattr(a, "engine", "") == "vllm-server", "httpx", "http"),
+    "--api": (lambda a: getattr(a, "api", None) is not None, "httpx", "http"),
+}
+
+
+def check_machine(args: Any) -> None:
+    """Raise SystemExit for a flag whose package is missing, and if the run's folder cannot be made. Called last."""
+    if args.resume is None and not disk.writable(Path("runs")):
+        raise SystemExit("runs: cannot write into this folder, which holds all runs; start in another folder")
+    for name, (needs, package, extra) in PACKAGES.items():
+        if needs(args) and sys.modules.get(package) is None and (package in sys.modules or find_spec(package) is None):
+            on_cpu = " (on a CPU: see docs/engines.md)" if package == "vllm" else ""
+            raise SystemExit(f"{name} needs {package}: pip install 'agent-r1[{extra}]'{on_cpu}")
 
 
 def check_switches(args: Any) -> None:

@@ -9,7 +9,7 @@ import inspect
 import sys
 import textwrap
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
@@ -17,6 +17,7 @@ import tyro
 from llm_utils import config_file
 
 ArgsT = TypeVar("ArgsT")
+VALUES = ("true", "false", "yes", "no", "on", "off", "0", "1")  # of a switch, as other programs take them
 CONFIG = "YAML file of flags, such as the config.yaml of an earlier run. Flags on the command line win over the file"
 
 
@@ -32,8 +33,13 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     hints, texts = get_type_hints(kind), texts_of(kind)
     initial = {} if default is None else dict(vars(default))
     parser = argparse.ArgumentParser(options.get("prog"), add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    config = parser.parse_known_args(options.get("args"))[0].config
+    parser.add_argument("--config", nargs="?", const="")
+    words = sys.argv[1:] if options.get("args") is None else options["args"]
+    config = parser.parse_known_args(words)[0].config
+    for flag, value in pairwise(part for word in words for part in word.split("=", 1)):
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and hints.get(name) is bool and value.lower() in VALUES:
+            raise SystemExit(f"{flag} takes no value: write {flag}, or --no-{flag[2:]}")
     if config is not None:
         initial |= config_file.read(config, hints)
     groups: dict[str, list[Any]] = {title: [] for _, title in texts.values()}
@@ -43,14 +49,14 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
             value = dataclasses.field(default_factory=partial(initial.get, field.name), kw_only=True)
         text, title = texts.get(field.name, (None, ""))
         metavar = "STR [STR ...]" if list[str] in get_args(hints[field.name]) else None
-        flag = field.name, Annotated[hints[field.name], tyro.conf.arg(help=text, metavar=metavar)], value
-        groups.setdefault(title, []).append(flag)
+        hint: Any = Annotated[hints[field.name], tyro.conf.arg(help=text, metavar=metavar)]
+        groups.setdefault(title, []).append((field.name, hint, value))
     file: Any = Annotated[str | None, tyro.conf.arg(help=CONFIG)]
     groups.setdefault("run", []).append(("config", file, dataclasses.field(default=None, kw_only=True)))
     flags: list[Any] = groups.pop("", [])
     for number, (title, group) in enumerate(groups.items()):
         nested: Any = dataclasses.make_dataclass(title, group)
-        hint: Any = Annotated[nested, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]
+        hint = Annotated[nested, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]
         flags.append((f"group_{number}", hint, dataclasses.field(kw_only=True)))
     options.setdefault("description", getattr(sys.modules.get(kind.__module__), "__doc__", None))
     values = vars(tyro.cli(dataclasses.make_dataclass(kind.__name__, flags), **options))

@@ -57,6 +57,8 @@ for kind in (Loader, Dumper):  # 1e-4 is a number, as in YAML 1.2
 
 def read(path: str, types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values in a file by flag. `types` has the type of every flag. Raise SystemExit with file and cause."""
+    if not path:
+        raise SystemExit("--config is empty: give a file")
     where, file = f"--config {path}", Path(os.path.expanduser(path))
     try:
         with file.open("rb") as stream:

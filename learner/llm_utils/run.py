@@ -52,6 +52,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     """
     args = checkpoint.load_args(args, algorithm())
     check(args)
+    arguments.check_machine(args)
     distributed.setup(args.cuda)
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
@@ -356,6 +357,9 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
             args, config, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
             world_size=world_size,
         )  # fmt: skip
+    engine = None
+    if rank == 0 and args.engine == "vllm-server":  # a server that does not answer is found before a weight is read
+        engine = make_engine(args, source, vocab_size, None, tokenizer_of(args), longest)
     loading = {"dtype": dtype, "float32_head": args.float32_head}
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
@@ -403,7 +407,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         if args.engine == "transformers" and model is None:
             model = load_policy(source, device, whole=True, **loading)
         run.envs, run.eval_envs = envs, eval_envs
-        run.engine = make_engine(args, source, vocab_size, model, tokenizer_of(args), longest)
+        run.engine = engine or make_engine(args, source, vocab_size, model, tokenizer_of(args), longest)
         run.eval_engine = run.engine.twin(temperature=0.0)  # evaluations are greedy
         run.sampler = Sampler(envs, run.engine, args.seed, args.deterministic)
         run.log = Logger(folder, args, run.num_iterations * args.episodes_per_iteration, state)

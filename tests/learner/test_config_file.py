@@ -113,17 +113,15 @@ def test_a_wrong_file_is_refused_in_a_line_that_names_it(config, text):
 
 
 def test_a_file_that_cannot_be_read_is_refused(config):
-    folder = Path(config("rate: 1", config_file.NAME)).absolute().parent
+    config("rate: 1", config_file.NAME)
     for path, cause in (
         ("nowhere.yaml", "there is no such file"),
         (".", "this is a folder; give a file, config.yaml"),
-        ("", "this is a folder; give a file, config.yaml"),
         (f"{config_file.NAME}/x", "the file cannot be read: Not a directory"),
         ("x" * 300, "the file cannot be read: File name too long"),
     ):
         with pytest.raises(SystemExit, match=f"^--config {path}: {cause}$"):
             read(Args, "--config", path)
-    assert folder.is_dir()
 
 
 @pytest.mark.parametrize("text", ["rate: 1", "resume: runs/RUN"])

@@ -301,6 +301,19 @@ def check_tokenizer(path: str, rows: Sequence[dict[str, Any]], tokenizer: Any) -
         raise SystemExit(f"{path}: {cause}; record the episodes with --tokenizer and the name or folder of --model")
 
 
+def check_first_row(flag: str, path: str) -> None:
+    """Raise SystemExit, before any work, if the file of a flag does not begin with a row of `read_rows`."""
+    with open(path, "rb") as file:
+        first = next(bounded_rows(file, path), b"")
+    try:
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not {"tokens", "action_mask"} <= row.keys():
+        cause = "its first line is no JSON object with `tokens` and `action_mask`" if first else "the file is empty"
+        raise SystemExit(f"{flag} {path}: {cause}; give a trajectories.jsonl of a run or an evaluation")
+
+
 def bounded_rows(file: IO[bytes], path: str) -> Iterator[bytes]:
     """Yield the lines of a file. Raise SystemExit if one is longer than any valid line."""
     try:

@@ -35,7 +35,7 @@ def load_args(args: ArgsT) -> ArgsT:
         run_files.claim(Path(folder))
         saved = current_names({"episodes": report["args"]["episodes"], **report["args"]})
         return arguments.resumed(args, saved, REPORT)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         cause = f"there is no {REPORT}; give the folder of an evaluation (runs/...)"
         raise SystemExit(f"--resume {folder}: {cause}") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

@@ -81,6 +81,25 @@ def _evaluation_split(env_id: str, kwargs: dict[str, Any], split: str) -> str:
         return next((name for name in wanted if maker.has_split(name, **kwargs)), split)
 
 
+def check_splits(args: Any) -> None:
+    """Raise SystemExit for a split that one of our environments does not have, under its flag. The user's own
+    environment may make its splits when it is made."""
+    if not args.env_id or getattr(args, "data", None):  # with --data sft_llm.py makes no environment
+        return
+    eval_splits = one_each("eval_split", getattr(args, "eval_split", None), args)
+    for env_id, eval_split in zip(ids_of(args), eval_splits, strict=True):
+        try:
+            maker = creator(environment_spec(env_id).id)
+        except ImportError:  # making the environment reports it
+            continue
+        splits = getattr(maker, "splits", None)
+        if not maker.__module__.startswith("agent_r1.") or not isinstance(splits, Mapping):
+            continue
+        for flag, split in (("--split", args.split), ("--eval-split", eval_split)):
+            if split is not None and split not in splits:
+                raise SystemExit(f"{flag} {split}: {env_id} has no split {split!r}; it has {', '.join(splits)}")
+
+
 def kwargs_of_each(args: Any) -> list[dict[str, Any]]:
     """Return the arguments of each environment that a script's flags name: `--env-kwargs`, `--data-dir` and
     `--chat-template`. Raise SystemExit if `--env-kwargs` is not a JSON object, or has not one for each."""

@@ -164,12 +164,17 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
-def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
-    """Return the model with the LoRA adapters in `folder` added to its weights. Raise SystemExit if they do not fit."""
+def check_adapter_folder(folder: str) -> None:
+    """Raise SystemExit if a folder holds no adapters."""
     if not (Path(folder) / "adapter_config.json").is_file():
         checkpoint = Path(folder, *CHECKPOINT)  # of a run
         remedy = checkpoint if (checkpoint / "adapter_config.json").is_file() else "a folder that peft saved"
         raise SystemExit(f"--adapter {folder}: there is no adapter_config.json; give {remedy}")
+
+
+def merge_adapters(model: PreTrainedModel, folder: str) -> Any:
+    """Return the model with the LoRA adapters in `folder` added to its weights. Raise SystemExit if they do not fit."""
+    check_adapter_folder(folder)
     try:
         foreign.check_adapters(Path(folder), [name for name, _ in model.named_modules()])
         adapted = with_adapters(model, 0, Path(folder))

@@ -40,6 +40,8 @@ def model_source(name: str, env_id: str | list[str]) -> str:
                     "adapters with peft's merge_and_unload()"
                 )
         raise SystemExit(f"--model {name}: the folder has no config.json; use a folder made by save_pretrained()")
+    if os.path.isfile(folder):
+        raise SystemExit(f"--model {name}: this is a file; give its folder, as made by save_pretrained()")
     if os.path.isabs(folder) or folder.startswith((".", "~", "runs/")) or folder.count("/") > 1:
         raise SystemExit(f"--model {name}: there is no such folder")
     return folder
@@ -92,6 +94,8 @@ def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
     the configs beside it are damaged, as transformers reads them before the tokenizer."""
     if name == "byte" or (name is None and arguments_of_run(source).get("tokenizer") == "byte"):  # saved as another one
         return None
+    if name is not None and os.path.isfile(name):
+        raise SystemExit(f"--tokenizer {name}: this is a file; give its folder, as made by save_pretrained()")
     if name is None and os.path.isdir(source) and not any(Path(source).glob("tokenizer*.json")):
         initial_model = beginning_of_run(source)  # a checkpoint holds no tokenizer
         if initial_model is None:
