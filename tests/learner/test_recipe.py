@@ -151,6 +151,10 @@ def test_the_commands_for_one_gpu_run_in_order(desk, teacher, student, tmp_path)
     )
     said = run(script, tmp_path)
     assert "12 of 16 episodes succeeded and are kept" in said
+    memory = re.findall(r"^\| ([\d.]+B) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    for size, full, lora in memory:
+        assert re.search(rf"^\| {size} \| {full}; \d+ \| {lora}; \d+ \|", said, re.MULTILINE), size
+    assert len(memory) == 4
     served = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*__served__*/evaluation.json")]
     assert served[0]["metrics"]["success"]["mean"] == 0.75
     (model,) = tmp_path.glob("runs/*__desk__*/model")
