@@ -129,6 +129,7 @@ def run(script: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a minute or two on a core that is free
 def test_the_commands_for_one_gpu_run_in_order(desk, teacher, student, tmp_path):
     pytest.importorskip("peft")
     script = changed(
@@ -142,6 +143,7 @@ def test_the_commands_for_one_gpu_run_in_order(desk, teacher, student, tmp_path)
             "--total-episodes 5120": "--total-episodes 16 --episodes-per-iteration 16 --eval-episodes 8",
             "--engine vllm": "--num-envs 8",
             "--model runs/*__desk__*": "--episodes 8 --model runs/*__desk__*",
+            "--samples 8": "--samples 2",
             SERVED: teacher("test", 8),
             "--split test": "--split test --episodes 8",
             "\nvllm serve": "\n: vllm serve",
@@ -149,6 +151,10 @@ def test_the_commands_for_one_gpu_run_in_order(desk, teacher, student, tmp_path)
     )
     said = run(script, tmp_path)
     assert "12 of 16 episodes succeeded and are kept" in said
+    memory = re.findall(r"^\| ([\d.]+B) \| ([^|]+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    for size, full, lora in memory:
+        assert re.search(rf"^\| {size} \| {full}; \d+ \| {lora}; \d+ \|", said, re.MULTILINE), size
+    assert len(memory) == 4
     served = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*__served__*/evaluation.json")]
     assert served[0]["metrics"]["success"]["mean"] == 0.75
     (model,) = tmp_path.glob("runs/*__desk__*/model")
@@ -156,12 +162,13 @@ def test_the_commands_for_one_gpu_run_in_order(desk, teacher, student, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a minute or two on a core that is free
 def test_the_commands_for_a_laptop_run_in_order(desk, tmp_path):
     script = changed(
         commands("Rows and functions") + commands("On a laptop, without a GPU or an API"),
         {
-            "--num-steps 50": "--num-steps 2 --num-demonstrations 40",
-            "--total-episodes 2560": "--total-episodes 16 --episodes-per-iteration 16 --eval-episodes 8",
+            "--num-steps 75": "--num-steps 2 --num-demonstrations 40",
+            "--total-episodes 1536": "--total-episodes 16 --episodes-per-iteration 16 --eval-episodes 8",
         },
     )
     assert "success in evaluations, greedy" in run(script, tmp_path)

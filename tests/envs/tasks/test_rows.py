@@ -547,3 +547,10 @@ def test_a_session_ends_with_its_episode_also_where_the_next_row_lacks_its_tool(
     env.set_state(without)
     env.reset(options={"task_index": 2})
     assert count(env) == "1"
+
+
+def test_a_small_tokenizer_keeps_the_words_that_recur_in_the_rows():
+    rows = [{"question": f"Which city has order {n}?", "answer": "the red one", "city": "rome"} for n in range(20)]
+    env = gym.make("AgentR1/Rows-v0", data=[*rows, {"question": "A rare word?", "answer": "no"}]).unwrapped
+    words = env.vocabulary()
+    assert {"red", "rome", "order", *"0123456789"} <= set(words) and "rare" not in words
