@@ -107,7 +107,7 @@ def test_a_context_beyond_the_models_positions_is_refused(monkeypatch, tmp_path,
     config = json.loads((tmp_path / "few" / "config.json").read_text())
     (tmp_path / "few" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
     with pytest.raises(SystemExit, match="the model has 64 positions: limit them with --env-kwargs"):
-        run(monkeypatch, tmp_path, "--model", tmp_path / "few", *SMALL)
+        run(monkeypatch, tmp_path, "--model", tmp_path / "few", *SMALL, "--env-kwargs", '{"max_context_tokens": 65}')
 
 
 def test_other_tasks_than_the_first(monkeypatch, tmp_path, policy_folder):

@@ -532,3 +532,17 @@ def test_only_the_folder_of_a_run_without_results_is_removed(saver):
                 raise SystemExit("it cannot begin")
         assert run_dir.exists() == kept and not saver.folder.exists()
         (run_dir / more).unlink(missing_ok=True)
+
+
+def test_a_disk_without_room_for_the_saved_model_is_refused(saver, monkeypatch, tmp_path):
+    trained = [p for module in (saver.policy, saver.critic) for p in module.parameters()]
+    two, model = 2 * checkpoint.copied_bytes(trained), sum(4 * p.numel() for p in saver.policy.parameters())
+    modules = saver.policy, saver.critic, saver.optimizer
+    for free, refused in ((two + model - 1, True), (two + model, False)):
+        monkeypatch.setattr(checkpoint.disk, "free_bytes", lambda folder, free=free: free)
+        checkpoint.Checkpointer(tmp_path / "run", *modules)  # enough without the model
+        if refused:
+            with pytest.raises(SystemExit, match=f"the saved model {model / 1e6:.1f} MB; .*: --no-save-model"):
+                checkpoint.Checkpointer(tmp_path / "run", *modules, with_model=True)
+        else:
+            checkpoint.Checkpointer(tmp_path / "run", *modules, with_model=True)
