@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from agent_r1.baselines import baselines_of, has_demonstration
+from agent_r1.baselines import baselines_of
 from agent_r1.text.tokenizers import load_tokenizer
 from llm_utils import arguments, distributed
 from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, check_first_row, digest, read_rows
@@ -241,9 +241,8 @@ def token_loss(
 if __name__ == "__main__":
     args = checkpoint.load_args(arguments.read(Args), Path(__file__).stem)
     check(args)
-    for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
-        if path:
-            check_first_row(flag, path)
+    check_first_row("--data", args.data)
+    check_first_row("--eval-data", args.eval_data)
     distributed.setup(args.cuda)
     device = distributed.device(args.cuda)
     dtype = choose_dtype("float32" if args.dtype == "auto" and args.model == "scratch" else args.dtype, device)
@@ -265,20 +264,9 @@ if __name__ == "__main__":
         with plain_errors(args.env_id):
             env = maker.make_env()
     if not args.data:
-        if not has_demonstration(env):
-            raise SystemExit(f"--env-id {args.env_id}: it has no demonstrations to imitate; use --data FILE")
-        with plain_errors(args.env_id):
-            teachers = baselines_of(env).teachers
-        if args.teacher not in (None, *teachers):
-            choices = f"it has {', '.join(teachers)}" if teachers else "it has none"
-            raise SystemExit(f"--teacher {args.teacher}: {args.env_id} has no such teacher; {choices}")
-        if args.teacher is None and args.expert_share < 1 and maker.only_experts:
-            cause = f"{args.env_id} has only expert demonstrations; use --expert-share 1"
-            raise SystemExit(f"--expert-share {args.expert_share}: {cause}")
+        maker.check(env, args.teacher, args.expert_share)
         first, wanted = args.first_demonstration, args.num_demonstrations
         count, rest = maker.split_tasks(wanted, args.eval_demonstrations, first)
-        if count < 1:
-            raise SystemExit(f"--first-demonstration {first}: the split {args.split} has {env.num_tasks} tasks")
         if (count, rest) != (wanted, args.eval_demonstrations):
             available = f"the split {args.split} has {count + rest} tasks{f' from {first} on' * (first > 0)}"
             print(f"{available}: {count} to train on, {rest} to evaluate on")

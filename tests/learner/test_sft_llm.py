@@ -115,7 +115,9 @@ def test_a_small_split_gives_what_it_has(gsm8k):
     assert gsm8k.split_tasks(30, 10) == (30, 10)
     assert gsm8k.split_tasks(80_000, 512) == (45, 5)
     assert gsm8k.split_tasks(80_000, 0) == (50, 0)
-    assert gsm8k.split_tasks(80_000, 512, 30) == (18, 2) and gsm8k.split_tasks(5, 1, 50) == (0, 0)
+    assert gsm8k.split_tasks(80_000, 512, 30) == (18, 2)
+    with pytest.raises(SystemExit, match="--first-demonstration 50: the split train has 50 tasks"):
+        gsm8k.split_tasks(5, 1, 50)
 
 
 def test_an_expert_that_fails_gives_no_row(gsm8k):

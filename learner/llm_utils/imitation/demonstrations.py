@@ -24,13 +24,14 @@ import numpy as np
 from tqdm import tqdm
 
 import agent_r1  # noqa: F401  (registers the environments)
-from agent_r1.baselines import baseline, careless_demonstration
+from agent_r1.baselines import baseline, baselines_of, careless_demonstration, has_demonstration
 from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
 from agent_r1.validation import probes
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
 from llm_utils.records.progress import Progress
+from llm_utils.setup.environments import plain_errors
 from llm_utils.streams import episode_seed
 
 Array = np.ndarray
@@ -81,6 +82,19 @@ class Demonstrations:
             return gym.make(self.env_id, **kwargs).unwrapped
         return baseline(find_environment(self.env_id).id, self.mode)(**kwargs)
 
+    def check(self, env: Any, teacher: str | None, expert_share: float) -> None:
+        """Raise SystemExit if the environment lacks the demonstrators that `--teacher` and `--expert-share` ask for."""
+        if not has_demonstration(env):
+            raise SystemExit(f"--env-id {self.env_id}: it has no demonstrations to imitate; use --data FILE")
+        with plain_errors(self.env_id):
+            teachers = baselines_of(env).teachers
+        if teacher not in (None, *teachers):
+            choices = f"it has {', '.join(teachers)}" if teachers else "it has none"
+            raise SystemExit(f"--teacher {teacher}: {self.env_id} has no such teacher; {choices}")
+        if teacher is None and expert_share < 1 and self.only_experts:
+            cause = f"{self.env_id} has only expert demonstrations; use --expert-share 1"
+            raise SystemExit(f"--expert-share {expert_share}: {cause}")
+
     @property
     def only_experts(self) -> bool:
         """Return True if the environment has no demonstrator that makes mistakes."""
@@ -96,9 +110,11 @@ class Demonstrations:
 
     def split_tasks(self, num_demonstrations: int, num_heldout: int, first: int = 0) -> tuple[int, int]:
         """Return the numbers of tasks to train on and to hold out, from task `first` on. If there are too few tasks, at
-        most a tenth is held out."""
+        most a tenth is held out. Raise SystemExit if there is none."""
         with closing(self.make_env()) as env:
-            num_tasks = max(0, env.num_tasks - first)
+            num_tasks = env.num_tasks - first
+        if num_tasks < 1:
+            raise SystemExit(f"--first-demonstration {first}: the split {self.split} has {num_tasks + first} tasks")
         if num_demonstrations + num_heldout <= num_tasks:
             return num_demonstrations, num_heldout
         num_heldout = min(num_heldout, num_tasks // 10)
@@ -302,7 +318,10 @@ def check_tokenizer(path: str, rows: Sequence[dict[str, Any]], tokenizer: Any) -
 
 
 def check_first_row(flag: str, path: str) -> None:
-    """Raise SystemExit, before any work, if the file of a flag does not begin with a row of `read_rows`."""
+    """Raise SystemExit, before any work, if the file of a flag does not begin with a row of `read_rows`. "" is no
+    file."""
+    if not path:
+        return
     with open(path, "rb") as file:
         first = next(bounded_rows(file, path), b"")
     try:
