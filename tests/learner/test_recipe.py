@@ -167,8 +167,10 @@ def test_the_commands_for_a_laptop_run_in_order(desk, tmp_path):
     script = changed(
         commands("Rows and functions") + commands("On a laptop, without a GPU or an API"),
         {
-            "--num-steps 75": "--num-steps 2 --num-demonstrations 40",
-            "--total-episodes 1536": "--total-episodes 16 --episodes-per-iteration 16 --eval-episodes 8",
+            "--num-steps 60": "--num-steps 2 --num-demonstrations 40",
+            "--total-episodes 2560 --episodes-per-iteration 128": "--total-episodes 16 --episodes-per-iteration 16 "
+            "--eval-episodes 8",
+            "--temperature 1": "--temperature 1 --episodes 8",
         },
     )
     assert "success in evaluations, greedy" in run(script, tmp_path)
