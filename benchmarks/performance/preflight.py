@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
-from machine import from_1, record_results
+from machine import above_0, from_1, record_results
 
 SHAPE = {
     "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -168,7 +168,7 @@ if __name__ == "__main__":
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", nargs="*", metavar="SIZE", choices=SIZES,
                         help=f"the table of larger models ({', '.join(SIZES)}; default all), from their shapes alone")
-    parser.add_argument("--memory-gb", type=float, default=80, help="with --sizes: memory of each GPU")
+    parser.add_argument("--memory-gb", type=above_0, default=80, help="with --sizes: memory of each GPU")
     parser.add_argument("--longest-row", type=from_1, default=8192, help="with --sizes: tokens of the longest episode")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is run and measured")
     parser.add_argument("--layers", type=from_1, default=SHAPE["num_hidden_layers"], help="layers of the model")
