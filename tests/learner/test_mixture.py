@@ -184,9 +184,10 @@ def test_what_several_environments_do_not_take_ends_before_any_work(start, learn
 
 def test_splits_of_evaluations_are_chosen_for_each(made_up_data, monkeypatch):
     monkeypatch.setenv("AGENT_R1_DATA", str(made_up_data))
-    args = SimpleNamespace(env_id=["AgentR1/HotpotQA-v0", "AgentR1/GSM8K-v0"], env_kwargs="{}", data_dir=None, chat_template=None)
+    args = SimpleNamespace(env_kwargs="{}", data_dir=None, chat_template=None)
+    args.env_id = ["AgentR1/HotpotQA-v0", "AgentR1/GSM8K-v0"]
     assert evaluation_split(args, "train") == ["validation", "test"]
-    args = SimpleNamespace(env_id=["AgentR1/HotpotQA-v0", "AgentR1/MuSiQue-v0"], env_kwargs="{}", data_dir=None, chat_template=None)
+    args.env_id = ["AgentR1/HotpotQA-v0", "AgentR1/MuSiQue-v0"]
     assert evaluation_split(args, "train") == "validation"
     args.env_share = []
     assert env_kwargs(args) == {"each": [{}, {}], "share": []}

@@ -249,10 +249,11 @@ def test_nobody_to_imitate_is_one_line(learn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--env-id", "AgentR1/CraftWorld-v0"], ["--env-id", "Lost/Sometimes-v0"], ["--data", __file__]]
+    "flags", [["--env-id", "AgentR1/CraftWorld-v0"], ["--env-id", "Lost/Sometimes-v0"], ["--data", "rows.jsonl"]]
 )
 def test_passages_where_nothing_is_searched_are_refused(learn, tmp_path, flags):
     """Also where rows are given: the tokenizer from nothing is read off demonstrations."""
+    (tmp_path / "rows.jsonl").write_text('{"tokens": [1, 2], "action_mask": [0, 1]}\n')
     flags = ["--env-id", "AgentR1/CraftWorld-v0", *flags] if flags[0] == "--data" else flags
     with pytest.raises(SystemExit, match=r"--rag-share 0.1: .*-v0 has no tool named search; leave the flag out"):
         learn("sft_llm", *flags, "--rag-share", 0.1, "--num-threads", 1)

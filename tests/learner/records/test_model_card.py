@@ -14,7 +14,7 @@ from llm_utils.records.model_card import card, code, hub_name
 from llm_utils.setup.sources import tokenizer_source
 
 ARGS = {"model": "Qwen/Qwen3-8B", "env_id": "AgentR1/HotpotQA-v0", "env_kwargs": "{}", "split": "train", "seed": 3}
-ARGS |= {"tokenizer": None, "chat_template": None, "lora_rank": 0, "learning_rate": 1e-5}
+ARGS |= {"data_dir": None, "tokenizer": None, "chat_template": None, "lora_rank": 0, "learning_rate": 1e-5}
 FIGURES = {"eval/episodes": 200, "eval/success_first": 0.25, "eval/success_last": 0.5}
 
 
