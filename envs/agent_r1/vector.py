@@ -164,7 +164,8 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         if busy:
             raise RuntimeError(f"episodes {busy} are in flight; recv() them before the reset")
         infos: dict[str, Any] = {}
-        patience = Patience(self.envs[0].fault_deadline)  # shared: the episodes mostly need the same infrastructure
+        deadline = max(env.fault_deadline for env in self.kinds)
+        patience = Patience(deadline)  # shared: the episodes mostly need the same infrastructure
         for i in chosen:
             info = self._reset(self._slots[i], seeds[i], per_env[i], patience)
             infos = self._add_info(infos, info, i)

@@ -44,8 +44,8 @@ class MixedVectorEnv(ToolVectorEnv):
     share; the environment then draws the task, as it would alone. The option `max_turns` only lowers an environment's
     own limit. `info["env_id"]` of a reset names the environment.
 
-    All environments have the same vocabulary. The spaces are those of the longest. A slot keeps an environment of each
-    id that it has played.
+    All environments have the same vocabulary and the same `strict`. The spaces are those of the longest. A slot keeps
+    an environment of each id that it has played, with the sessions of its tools.
 
     Raises: ArgumentError for arguments that contradict each other. Errors of an environment's constructor have a note
     with its id.
@@ -72,6 +72,8 @@ class MixedVectorEnv(ToolVectorEnv):
         for name, values in (("each", each), ("split", splits)):
             if len(values) != count:
                 raise ArgumentError(f"{name} has {len(values)} entries for {count} environments; give one for each")
+        if any("strict" in own for own in each):
+            raise ArgumentError("strict holds for all environments; give it beside each, not in it")
         of_vector = ("autoreset_mode", "observation", "text")
         given = {name: kwargs.pop(name) for name in of_vector if name in kwargs}
         self._specs = [gym.spec(name) for name in self.env_ids]
@@ -87,6 +89,7 @@ class MixedVectorEnv(ToolVectorEnv):
         self.kinds = tuple(self._made_for(0, place) for place in range(count))
         sizes = [len(env.tokenizer) for env in self.kinds]
         if len(set(sizes)) > 1:
+            self.close_extras()
             listed = ", ".join(f"{name} {size}" for name, size in zip(self.env_ids, sizes, strict=True))
             raise ArgumentError(f"the environments differ in their number of tokens ({listed}); give all one tokenizer")
         ends = list(accumulate((env._count_tasks() for env in self.kinds), initial=0))

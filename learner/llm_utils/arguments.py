@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
@@ -55,6 +55,9 @@ ArgsT = TypeVar("ArgsT")
 @dataclass
 class Common:
     """Infrastructure flags around an algorithm, the same in every RL learner."""
+
+    open_flags: ClassVar[Mapping[str, Any]] = {}
+    # Flags whose values were chosen for the model and the machine, as they were given. Not a flag.
 
     # run
     exp_name: str = ""

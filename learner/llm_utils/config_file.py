@@ -146,10 +146,15 @@ def _described(hint: Any) -> str:
 
 
 def write(folder: Path, args: Any) -> None:
-    """Write the flags of a run into its folder. Raise OSError."""
+    """Write the flags of a run into its folder, as they were given: another model or machine has defaults of its own.
+    Raise OSError."""
     command = shlex.join([*distributed.launcher(), sys.argv[0], "--config", str(folder / NAME)])
     head = f"# Every flag of a run. Flags on the command line win over the file. To repeat the run:\n#   {command}\n"
+    head += "# The bits are the same if `deterministic` is true, or if no tool depends on the clock.\n" * (
+        "deterministic" in asdict(args)
+    )
     values = {name: value for name, value in asdict(args).items() if name != "resume"}
+    values |= getattr(args, "open_flags", {})
     if "env_kwargs" in values:
         values["env_kwargs"] = _as_mapping(values["env_kwargs"])
     text = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)

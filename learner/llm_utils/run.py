@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import sys
 import time
 from collections import deque
@@ -57,7 +58,10 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
-    if (chosen := fit_environment(args) | fill_defaults(args)) and distributed.rank() == 0:
+    given = asdict(args)
+    chosen = fit_environment(args) | fill_defaults(args)
+    args.open_flags = {name: given[name] for name in chosen}
+    if chosen and distributed.rank() == 0:
         flags = " ".join(f"--{name.replace('_', '-')} {quoted(value)}" for name, value in chosen.items())
         print(f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}", file=sys.stderr)
         for name, split in zip(ids_of(args), one_each("eval_split", chosen.get("eval_split"), args), strict=True):
@@ -149,6 +153,8 @@ class Run:
 
     def begin_iteration(self, iteration: int) -> None:
         """Start the clock and set the learning rate."""
+        if self.log is not None:  # a resumed run trains the policy further, so this is no longer its model
+            shutil.rmtree(self.folder / "model", ignore_errors=True)
         self.played, self.shown, self.metrics = [], [], []
         self.seconds, self.gap, self.last_mark = {}, {}, time.time()
         remaining = 1 - (iteration - 1) / self.num_iterations
@@ -304,7 +310,7 @@ class Run:
         rows = rollout(self.eval_envs, self.eval_engine, tasks, self.args.seed)
         if all(row.fault for row in rows):
             cause = f"failed because of infrastructure errors. The last one: {rows[-1].fault}"
-            raise RuntimeError(f"every episode of the evaluation {cause}")
+            raise SystemExit(f"every episode of the evaluation {cause}")
         self.state["summary"]["eval/episodes"] = sum(not row.fault for row in rows)
         self.log.evaluation(rows, self.state)
 

@@ -33,8 +33,8 @@ def run_name(args: Any, *more: str) -> str:
 
 
 def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int | None) -> SummaryWriter:
-    """Write config.yaml. Open TensorBoard's writer with a table of the arguments; with --track, also a W&B run with the
-    same content.
+    """Write config.yaml of a new run. Open TensorBoard's writer with a table of the arguments; with --track, also a W&B
+    run with the same content.
 
     The id of the W&B run is kept in `run`, and so in checkpoints: a resumed run continues under it. A resumed run's
     earlier logs from `purge_step` on are removed.
@@ -49,7 +49,8 @@ def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int |
             resume="allow",
             allow_val_change=True,  # some values may change in a resumed run
         )
-    config_file.write(run_dir, args)
+    if purge_step is None:  # a resumed run keeps the flags that it began with
+        config_file.write(run_dir, args)
     writer = SummaryWriter(str(run_dir), purge_step=purge_step)
     table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
     writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")

@@ -53,7 +53,7 @@ def claim(folder: Path) -> None:
 
 def discard(folder: Path) -> None:
     """Remove the folder of a run that never began, if it holds nothing but the files of its beginning."""
-    names = re.compile(r"\.lock|summary\.json|events\.out\.tfevents\..*")
+    names = re.compile(r"\.lock|summary\.json|config\.yaml|events\.out\.tfevents\..*")
     paths = list(folder.iterdir()) if folder.is_dir() else []
     if all(names.fullmatch(path.name) and path.is_file() for path in paths):
         for path in paths:

@@ -145,7 +145,7 @@ def check_mixture(args: Any) -> None:
 def smaller_context(args: Any, tokenizer: str | None, positions: int | None) -> str | list[str] | None:
     """Return `--env-kwargs` with a `max_context_tokens` of the model's positions, if the environment's default is
     larger. Return None if it fits, or if the user named a value (`check_context` rejects one that is too large)."""
-    if positions is None:
+    if positions is None or positions >= 32_768:  # no environment's default is larger
         return None
     given = one_each("env_kwargs", args.env_kwargs, args)
     fitted = []

@@ -8,7 +8,10 @@ import sys
 
 
 def end_in_a_line(number: int, frame: object) -> None:
-    """Handle SIGINT during imports. KeyboardInterrupt would become another error in some packages."""
+    """Handle SIGINT during imports. KeyboardInterrupt would become another error in some packages.
+
+    `agent_r1.interrupts` has the same function. It cannot be imported here: its package imports numpy first.
+    """
     os.write(2, b"\ninterrupted\n")
     os._exit(130)
 
