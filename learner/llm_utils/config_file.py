@@ -33,18 +33,21 @@ class Loader(yaml.SafeLoader):
     """YAML of numbers, texts, lists and mappings, in which no name is given twice."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):  # nested aliases grow without bound
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not read", problem_mark=mark)
+        event = self.peek_event()
+        unread = "aliases (*name)" if isinstance(event, yaml.AliasEvent) else "tags (!name)"  # aliases may grow
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+            raise yaml.MarkedYAMLError(problem=f"{unread} are not read", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [name.value for name, _ in node.value]
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                mark = node.value[number][0].start_mark
-                raise yaml.MarkedYAMLError(problem=f"{name} is given twice", problem_mark=mark)
-        return super().construct_mapping(node, deep)
+    def flatten_mapping(self, node: Any) -> None:
+        """Raise an error for a name that is given twice, also by a merge (<<), and for one that is not a text."""
+        names: set[str] = set()
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a name must be a text", problem_mark=name.start_mark)
+            if name.value in names or name.tag == "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem=f"{name.value} is given twice", problem_mark=name.start_mark)
+            names.add(name.value)
 
 
 class Dumper(yaml.SafeDumper):
@@ -78,7 +81,7 @@ def read(path: str, types: Mapping[str, Any]) -> dict[str, Any]:
         cause = error.problem or "this is not YAML"
         cause = "a tab, where YAML takes spaces only" if "'\\t'" in cause else cause
         raise SystemExit(f"{where}{line}: {printable(cause)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # yaml raises many kinds for values that are none
         raise SystemExit(f"{where}: this is not YAML: {printable(' '.join(str(error).split()))}") from None
     if not isinstance(values, dict):
         raise SystemExit(f"{where}: the file has no flags; write one on each line, such as 'seed: 2'")
@@ -91,10 +94,10 @@ def read(path: str, types: Mapping[str, Any]) -> dict[str, Any]:
             raise SystemExit(printable(f"{where}: {key} is given twice, with - and with _"))
         try:
             found[name] = _converted(_as_text(value) if name == "env_kwargs" else value, types[name])
-        except (TypeError, OverflowError):
+        except (TypeError, ValueError, OverflowError):
             taken = "a mapping" if name == "env_kwargs" else _described(types[name])
             quotes = "; put it in quotes" if taken == TYPES[str] and isinstance(value, int | float | date) else ""
-            raise SystemExit(printable(f"{where}: {name} takes {taken}, not {value!r:.100}{quotes}")) from None
+            raise SystemExit(printable(f"{where}: {name} takes {taken}, not {_shown(value)}{quotes}")) from None
     return found
 
 
@@ -111,7 +114,14 @@ def _as_text(value: Any) -> Any:
     """Return environment arguments as JSON, as the flag takes them. They may be a mapping, or a list of these."""
     if isinstance(value, list):
         return [_as_text(one) for one in value]
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) if isinstance(value, dict) else value
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.100}"
+    except ValueError:  # Python does not write integers of more than 4,300 digits
+        return "a number that is too long"
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -126,6 +136,8 @@ def _converted(value: Any, hint: Any) -> Any:
         if get_origin(kind) is list and isinstance(value, list):
             return [_converted(one, get_args(kind)[0]) for one in value]
         if type(value) is kind:
+            if isinstance(value, str):
+                value.encode()  # raises UnicodeError, a ValueError, for half of a pair of surrogates
             return value
         if kind is float and type(value) is int:
             return float(value)
@@ -149,6 +161,7 @@ def write(folder: Path, args: Any) -> None:
     """Write the flags of a run into its folder, as they were given: another model or machine has defaults of its own.
     Raise OSError."""
     command = shlex.join([*distributed.launcher(), sys.argv[0], "--config", str(folder / NAME)])
+    command = printable(command).replace("\n", " ")  # the folder's name may hold anything
     head = f"# Every flag of a run. Flags on the command line win over the file. To repeat the run:\n#   {command}\n"
     head += "# The bits are the same if `deterministic` is true, or if no tool depends on the clock.\n" * (
         "deterministic" in asdict(args)
