@@ -158,7 +158,7 @@ def _described(hint: Any) -> str:
 
 
 def write(folder: Path, args: Any) -> None:
-    """Write the flags of a run into its folder, as they were given: another model or machine has defaults of its own.
+    """Write the flags of a run into its folder, as they were given: another model or machine has its own defaults.
     Raise OSError."""
     command = shlex.join([*distributed.launcher(), sys.argv[0], "--config", str(folder / NAME)])
     command = printable(command).replace("\n", " ")  # the folder's name may hold anything

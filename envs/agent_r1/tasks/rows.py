@@ -147,10 +147,10 @@ class RowsEnv(Baselines, ToolEnv):
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Score an answer with the reward; an empty answer scores 0."""
+        metrics = {"em": 0.0, "f1": 0.0} if self.reward in ("exact_match", "f1") else {}
         if not answer.strip():
-            return 0.0, {"score": 0.0}
+            return 0.0, {"score": 0.0, **metrics}
         task, gold = self.task, self.task.answers
-        metrics = {}
         if self.reward == "model":
             score = verdict(self.judge_url, self.judge_model, task.question, tuple(gold), answer)
         elif self.reward == "math":

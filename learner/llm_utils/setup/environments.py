@@ -42,7 +42,8 @@ def one_each(name: str, value: Any, args: Any) -> list[Any]:
     count = len(ids_of(args))
     if isinstance(value, list) and len(value) != count:
         flag, ids = f"--{name.replace('_', '-')}", f"{count} environment{'s' * (count > 1)}"
-        raise SystemExit(f"{flag} has {len(value)} values for {ids}: give one for each --env-id, or one for all")
+        remedy = "put the JSON in quotes" if count == 1 else "give one for each --env-id, or one for all"
+        raise SystemExit(f"{flag} has {len(value)} values for {ids}: {remedy}")
     return value if isinstance(value, list) else [value] * count
 
 

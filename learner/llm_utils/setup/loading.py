@@ -100,7 +100,8 @@ def read_config(source: str | Path) -> Any:
         foreign.check_settings(config, "config.json")
         return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, foreign.RefusedError) as error:
-        raise SystemExit(f"--model {source}: {' '.join(str(error).split())}") from None
+        here = "" if Path(source).exists() else "there is no such folder here, and on the hub: "
+        raise SystemExit(f"--model {source}: {here}{' '.join(str(error).split())}") from None
     except Exception as error:
         if isinstance(error, ValueError) and config.get("model_type") not in CONFIG_MAPPING:
             cause = "transformers does not know this model type, and code that comes with a model is never run"

@@ -344,6 +344,11 @@ def test_rewards(reward, gold, said, score):
         assert paid == pytest.approx(score) and info["is_success"] == (score == 1)
 
 
+def test_an_empty_answer_has_the_metrics_of_others():
+    env = make([{"question": "Who?", "answer": "Ada"}] * 2)
+    assert answer(env, "")[4]["metrics"] == {"score": 0.0, "em": 0.0, "f1": 0.0}
+
+
 def test_math_is_judged_as_mathematics():
     pytest.importorskip("math_verify")
     row = {"question": "Halve 3.", "answer": ["\\frac{3}{2}"]}
