@@ -202,3 +202,13 @@ def test_what_a_learner_chose_is_chosen_again_for_another_model(tmp_path, monkey
     assert (args.learning_rate, args.old_logprobs, args.dtype) == (3e-4, "sampler", "float32")
     again = read(grpo_llm.Args, "--config", tmp_path / config_file.NAME, "--lora-rank", 8)
     assert (again.learning_rate, again.old_logprobs, again.dtype) == (None, "auto", "auto")
+
+
+def test_a_resumed_run_keeps_its_first_file_and_drops_the_model_that_it_trains_further(learn, policy_folder):
+    run = learn("grpo_llm", *TINY, "--model", policy_folder, *RUNS["grpo_llm"], "--save-model")
+    file = (run / config_file.NAME).read_text()
+    assert (run / "model" / "config.json").is_file()
+    learn("grpo_llm", "--resume", run, "--total-episodes", 16, "--no-save-model")
+    assert (run / config_file.NAME).read_text() == file and not (run / "model").exists()
+    learn("grpo_llm", "--resume", run, "--save-model")
+    assert (run / "model" / "config.json").is_file()
