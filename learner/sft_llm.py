@@ -90,7 +90,7 @@ class Args:
     teacher: str | None = None
     """demonstrator of every task instead (except --rag-share's): a teacher of the environment, e.g. fallible_50"""
     only_successes: bool = False
-    """drop failed episodes: those of --data, demonstrations (an expert's failures are always dropped), --rag-share's"""
+    """drop failed episodes of --data (not of --eval-data), of demonstrators (an expert's always are), of --rag-share"""
     rag_share: float = 0.0
     """share of one-turn demonstrations with the naive RAG prompt. They show the policy that baseline's prompt and the
     form of an answer without search, right or wrong"""
@@ -99,8 +99,7 @@ class Args:
     first_demonstration: int = 0
     """index of the first demonstrated task in the split, e.g. another one for each seed"""
     eval_demonstrations: int = 512
-    """further held-out tasks whose expert demonstrations measure the loss (0: none; at most a tenth of a small
-    split)"""
+    """held-out tasks whose expert demonstrations measure the loss (0: none; at most a tenth of a small split)"""
     eval_every: int = 500
     """steps between measurements (there is always one at the start and one at the end; 0: only those)"""
     num_workers: int = 2
@@ -117,8 +116,7 @@ class Args:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of the computations; optimizer steps are float32. auto: float32 on a CPU and from scratch, else bfloat16"""
     lora_rank: int = 0
-    """train LoRA adapters of this rank instead of the weights (0: train the weights); the saved model has them
-    merged"""
+    """train LoRA adapters of this rank instead of the weights (0: the weights); the saved model has them merged"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     hidden_size: int = 128
@@ -136,8 +134,7 @@ class Args:
     batch_size: int = 64
     """maximum demonstrations per step; all steps of a pass have equally many, or one less"""
     microbatch_tokens: int = 4096
-    """tokens, with padding, in one forward and backward. Fewer need less memory; the gradient is the same (except for
-    rounding, in bf16)"""
+    """tokens, with padding, in one forward and backward. Fewer need less memory; only rounding changes (in bf16)"""
     learning_rate: float | None = None
     """peak learning rate: linear warm-up, cosine decay to a hundredth (None: 3e-3 for "scratch" and "tiny"; 2e-5 for
     other models, 1e-4 with --lora-rank)"""
@@ -303,8 +300,11 @@ if __name__ == "__main__":
     # demonstrations; held-out ones come from tasks after the training ones
     heldout: list[Demonstration] = []
     if args.data:
-        read = partial(read_rows, tokenizer=load_tokenizer(tokenizer), only_successes=args.only_successes)
-        rows, heldout = (read(path, vocab_size) if path else [] for path in (args.data, args.eval_data))
+        if args.chat_template:
+            print(f"--chat-template must be the one that recorded {args.data}: its rows are not rendered again")
+        read = partial(read_rows, vocab_size=vocab_size, tokenizer=load_tokenizer(tokenizer, args.chat_template))
+        rows = read(args.data, only_successes=args.only_successes)
+        heldout = read(args.eval_data) if args.eval_data else []
     else:
         maker = replace(maker, tokenizer=tokenizer, teacher=args.teacher, only_successes=args.only_successes)
         with signals.ending(AGAIN):

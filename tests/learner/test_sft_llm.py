@@ -413,6 +413,19 @@ def test_rows_of_another_tokenizer_are_noticed(tmp_path):
     with pytest.raises(SystemExit, match="they are of the tokenizer byte; record the episodes with --tokenizer"):
         read_rows(str(path), 10**6, shipped)
 
+    def line(tokenizer, name):
+        tokens = tokenizer.encode(" ".join(message["content"] for message in world.messages))
+        mask = [0] * len(tokens) + [1]
+        named = {"messages": world.messages, "tokenizer": name}
+        return json.dumps({"tokens": [*tokens, 5], "action_mask": mask} | named)
+
+    path.write_text("\n".join([line(shipped, "mine")] * 30 + [line(world.tokenizer, "byte")] * 2))  # two files as one
+    with pytest.raises(SystemExit, match="the tokens of 2 rows do not decode .* tokenizer byte;"):
+        read_rows(str(path), 10**6, shipped)
+    path.write_text("\n".join([line(shipped, "one"), *[line(world.tokenizer, "one")] * 3]))  # one that fits by chance
+    with pytest.raises(SystemExit, match="the tokens of 3 rows do not decode .* tokenizer one;"):
+        read_rows(str(path), 10**6, shipped)
+
 
 def test_rows_without_sampled_tokens_are_left_out(tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -438,10 +451,14 @@ def test_the_script_makes_a_policy_from_nothing_and_trains_on_recorded_rows(lear
     env = maker.make_env()
     assert len(env.tokenizer) == saved.config.vocab_size
     row = demonstrate(env, 0, env.demonstration)
-    with (tmp_path / "rows.jsonl").open("w") as file:
-        file.write(json.dumps({"tokens": row.tokens.tolist(), "action_mask": row.action_mask.tolist()}) + "\n")
-    text = run("--model", "policy", "--data", "rows.jsonl", "--out", "again", "--num-steps", "1", "--exp-name", "again")
-    assert "learning rate 2e-05" in text
+    content = {"tokens": row.tokens.tolist(), "action_mask": row.action_mask.tolist()}
+    for name, success in (("rows", True), ("heldout", False)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(content | {"is_success": success}))
+    (tmp_path / "chat.jinja").write_text(env.tokenizer.chat_template)
+    text = run("--model", "policy", "--data", "rows.jsonl", "--out", "again", "--num-steps", "1", "--exp-name", "again",
+               "--only-successes", "--eval-data", "heldout.jsonl", "--chat-template", "chat.jinja")
+    assert "learning rate 2e-05" in text and "step 1: expert-token loss" in text  # failures count in --eval-data
+    assert "--chat-template must be the one that recorded rows.jsonl" in text
     again = GraniteForCausalLM.from_pretrained(tmp_path / "again")
     assert any(not torch.equal(a, b) for a, b in zip(saved.parameters(), again.parameters(), strict=True))
     (path,) = tmp_path.glob("runs/*__again__*/summary.json")

@@ -261,7 +261,7 @@ def read_rows(path: str, vocab_size: int, tokenizer: Any = None, only_successes:
     SystemExit with the number of a malformed line, and for rows whose tokens are not those of `tokenizer`.
     """
     rows: list[Demonstration] = []
-    samples: list[dict[str, Any]] = []
+    readable: dict[str, list[bool]] = {}  # of each tokenizer named in the rows
     faults = valid = failed = 0
     with open(path, "rb") as file:
         for number, line in enumerate(bounded_rows(file, path), 1):
@@ -272,7 +272,8 @@ def read_rows(path: str, vocab_size: int, tokenizer: Any = None, only_successes:
                     raise ValueError("--only-successes needs `is_success`, true or false; leave the flag out")
             except (ValueError, RecursionError) as error:
                 raise SystemExit(f"{path}, line {number}: {error or 'it is nested too deeply'}") from None
-            samples += [row] * (len(samples) < 20)
+            if tokenizer is not None and (shown := decodes(row, tokenizer)) is not None:
+                readable.setdefault(str(row.get("tokenizer")), []).append(shown)
             if row.get("fault"):
                 faults += 1
                 continue
@@ -286,8 +287,7 @@ def read_rows(path: str, vocab_size: int, tokenizer: Any = None, only_successes:
                 segment_mask[:1] = False  # nothing predicts the first token
                 if segment_mask.any():
                     rows.append(Demonstration(tokens[first:end], segment_mask, number))
-    if tokenizer is not None:
-        check_tokenizer(path, samples, tokenizer)
+    check_tokenizer(path, readable)
     if faults:
         print(f"{path}: {faults} episodes that ended in infrastructure errors are left out", file=sys.stderr)
     if only_successes:
@@ -299,22 +299,29 @@ def read_rows(path: str, vocab_size: int, tokenizer: Any = None, only_successes:
     return rows
 
 
-def check_tokenizer(path: str, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
-    """Raise SystemExit if rows record their conversations, but no prompt decodes to a message of its conversation.
+def decodes(row: dict[str, Any], tokenizer: Any) -> bool | None:
+    """Return whether the prompt of a row decodes to a message of its conversation, white space aside; None without a
+    recorded conversation."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages) or 1 not in row["action_mask"]:
+        return None
+    before = takewhile(lambda message: message.get("role") != "assistant", messages)
+    contents = list(filter(None, ("".join(str(message.get("content") or "").split()) for message in before)))
+    prompt = "".join(tokenizer.decode(row["tokens"][: row["action_mask"].index(1)]).split())
+    return any(content in prompt for content in contents) if contents else None
 
-    The numbers of another tokenizer are mostly valid, and would train nonsense without an error.
+
+def check_tokenizer(path: str, readable: dict[str, list[bool]]) -> None:
+    """Raise SystemExit if most rows of a tokenizer's name do not decode to their messages (`decodes`).
+
+    The numbers of another tokenizer are mostly valid, and would train nonsense without an error. Some rows of the right
+    one may differ, because a tokenizer may change rare characters.
     """
-    texts: list[tuple[str, list[str]]] = []  # prompt and messages, without white space
-    for row in rows:
-        messages = row.get("messages")
-        if isinstance(messages, list) and all(isinstance(m, dict) for m in messages) and 1 in row["action_mask"]:
-            before = takewhile(lambda message: message.get("role") != "assistant", messages)
-            contents = ["".join(str(message.get("content") or "").split()) for message in before]
-            prompt = tokenizer.decode(row["tokens"][: row["action_mask"].index(1)])
-            texts.append(("".join(prompt.split()), list(filter(None, contents))))
-    if texts and not any(content in prompt for prompt, contents in texts for content in contents):
-        cause = f"its tokens do not decode to its messages: they are of the tokenizer {rows[0].get('tokenizer')}"
-        raise SystemExit(f"{path}: {cause}; record the episodes with --tokenizer and the name or folder of --model")
+    for name, shown in readable.items():
+        if 2 * sum(shown) < len(shown):
+            cause = f"the tokens of {shown.count(False)} rows do not decode to their messages"
+            remedy = "record the episodes with --tokenizer and the name or folder of --model"
+            raise SystemExit(f"{path}: {cause}: they are of the tokenizer {name}; {remedy}")
 
 
 def check_first_row(flag: str, path: str) -> None:

@@ -121,7 +121,9 @@ class Logger:
         written_rows = [trained.get(row.episode, row) for row in played] if wanted == "all" else rows[:wanted]
         extra = {"iteration": run["iteration"], "env_id": self.args.env_id, "model": self.args.model}
         run_files.append_rows(self.run_dir / "trajectories.jsonl", written_rows, **extra)
-        warnings = run_warnings.of_iteration(shown, run.setdefault("warnings", {}), self.args, self.show)
+        advantages = [np.abs(row.advantages[row.train_mask]) for row in rows]
+        extent = {"valid": len(valid), "advantage": float(np.concatenate([*advantages, np.zeros(1)]).max())}
+        warnings = run_warnings.of_iteration(shown | extent, run.setdefault("warnings", {}), self.args, self.show)
         for text in warnings.values():
             self.warn(text)
         self.summary(run)

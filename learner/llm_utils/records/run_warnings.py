@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llm_utils.setup.curriculum import stages
+
 # A gradient of this norm is rounding: the gradients of runs that learn have norms from 0.01 to 1.
 NO_GRADIENT = 1e-9
-# Iterations without a success until the first warning. It also waits until returns no longer rise: a policy that is
-# paid for something else first, such as the format, still learns.
+# An episode's part in the gradient is its advantage. Equal returns give rounding, at most 1e-10.
+NO_ADVANTAGE = 1e-6
+# A critic knows the returns of earlier batches, so equal returns of one batch still teach PPO. It learns nothing from
+# the same return in this many iterations and episodes in a row.
+SAME_ITERATIONS, SAME_EPISODES = 3, 100
+# Iterations without a success until the warning. It gives the mean returns: a policy that is paid for something else
+# first, such as the format, may still learn.
 PATIENCE = 10
 # Entropy in nats per token. The shipped policies begin at 0.06 and end at 0.01 when they solve 95 % of their tasks.
 # Chat models begin at 0.2 to 0.6. Below both limits the episodes of a task are nearly equal; if the policy solves its
@@ -28,8 +35,9 @@ LOOK = "look at failures with `{show} --failed`"
 def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any, show: str) -> dict[str, str]:
     """Return the new warnings of an iteration by name, and update `state`, a dict that is empty at the start.
 
-    `figures` are the logged scalars by name, `show` the command that prints the run's episodes. A warning has two
-    lines: the fact, then the remedy.
+    `figures` are the logged scalars by name, and two more: `valid`, the number of episodes without an infrastructure
+    error, and `advantage`, the largest absolute advantage of a trained token. `show` is the command that prints the
+    run's episodes. A warning has two lines: the fact, then the remedy.
     """
     found: dict[str, str] = {}
     state["iterations"] = number = state.get("iterations", 0) + 1
@@ -38,23 +46,18 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
         return {}  # infrastructure errors only
     look = LOOK.format(show=show)
 
-    state["updated"] = state.get("updated", False) or figures.get("losses/grad_norm", 0.0) > NO_GRADIENT
-    if not _has_signal(figures, args):
-        kind = "solved" if success == 1 else "silent"
-        state[kind] = state.get(kind, 0) + 1
-        if kind == "silent":
-            means = f"(return {mean_return:.2f}, success {success:.2f})"
-            who = "the episodes of each group" if _in_groups(args) else "all episodes"
-            fact = f"{who} have equal returns {means}, so there is nothing to learn from"
-            found["signal"] = f"{fact}\n{_remedy(args, look)}"
+    if figures["valid"] > 1 and number > getattr(args, "critic_warmup", 0):  # before, only the critic is trained
+        found |= _without_signal(figures, state, args, look)
 
     state["success"] = state.get("success", False) or success > 0
-    returns = [*state.get("returns", []), mean_return]
-    state["returns"] = returns = returns[: PATIENCE // 2] + returns[PATIENCE // 2 :][-PATIENCE // 2 :]
-    half = PATIENCE // 2
-    if number >= PATIENCE and not state["success"] and sum(returns[-half:]) <= sum(returns[:half]):
-        fact = f"no episode succeeded in {number} iterations, and the mean return does not rise"
-        found["success"] = f"{fact}\n{look}; begin with sft_llm.py, or with easier tasks"
+    if not state["success"] and not _shortened(number, args):
+        state["failing"] = state.get("failing", 0) + 1
+        first_return = state.setdefault("first_return", mean_return)
+        if state["failing"] == PATIENCE:
+            means = f"(mean return {first_return:.2f} at first, now {mean_return:.2f})"
+            fact = f"no episode succeeded in {PATIENCE} iterations {means}"
+            found["success"] = f"{fact}
+{look}; begin with sft_llm.py, or with easier tasks"
 
     if (entropy := figures.get("losses/entropy")) is not None:
         first = state.setdefault("entropy", entropy)
@@ -65,13 +68,13 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
             found["entropy"] = f"{fact}\nlower --learning-rate, or pay for entropy with --ent-coef 0.01"
 
     gap = figures.get("sampler/gap_mean", 0.0)
-    if gap > GAP and not args.max_staleness and args.top_p == 1:  # these two cause gaps by themselves
+    causes_itself = args.max_staleness or args.top_p < 1
+    if gap > GAP and not causes_itself and "untrained" not in found:
         fact = f"sampler and trainer differ by {gap:.2g} in a token's log-probability (mean; usual is below {GAP})"
-        cause = "serve the model that is trained" if args.engine == "vllm-server" else "use --dtype float32"
-        found["gap"] = f"{fact}\n{cause}, or leave out episodes that are far off: --reject-ratio 1.1"
+        found["gap"] = f"{fact}\n{_same_model(args)}, or leave out episodes that are far off: --reject-ratio 1.1"
 
     shortened = "charts/horizon" in figures or getattr(args, "truncation", "outcome") == "bootstrap"
-    if figures.get("charts/truncated") == 1 and success == 0 and not shortened:
+    if figures.get("charts/truncated") == 1 and success == 0 and _all_equal(figures) and not shortened:
         fact = "every episode ran out of turns or context before an answer"
         found["truncated"] = f"{fact}\nraise max_turns or max_context_tokens in --env-kwargs; {look}"
 
@@ -81,9 +84,85 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
     return {name: f"warning: iteration {number}: {text.replace(chr(10), chr(10) + '  ')}" for name, text in new.items()}
 
 
+def _without_signal(figures: Mapping[str, float], state: dict[str, Any], args: Any, look: str) -> dict[str, str]:
+    """Count an iteration that may update the policy. Return a warning if nothing was trained, or without a signal."""
+    state["judged"] = state.get("judged", 0) + 1
+    if "losses/policy_loss" not in figures or figures.get("charts/rejected") == 1:
+        state["untrained"] = state.get("untrained", 0) + 1
+        return {"untrained": f"{_untrained(args)}; {look}"}
+    state["updated"] = state.get("updated", False) or figures.get("losses/grad_norm", 0.0) > NO_GRADIENT
+    success, mean_return = figures["charts/success"], figures["charts/episodic_return"]
+    without = 1
+    if hasattr(args, "critic_warmup"):
+        without = _same_returns(figures, state, args)
+    elif _has_signal(figures, args):
+        without = 0
+    if not without:
+        return {}
+    kind = "solved" if success == 1 else "silent"
+    state[kind] = state.get(kind, 0) + without
+    if kind == "solved":
+        return {}
+    means = f"(return {mean_return:.2f}, success {success:.2f})"
+    who = "the episodes of each group" if _in_groups(args) else "all episodes"
+    fact = f"{who} have equal returns {means}, so there is nothing to learn from"
+    return {"signal": f"{fact}\n{_remedy(args, look)}"}
+
+
+def _has_signal(figures: Mapping[str, float], args: Any) -> bool:
+    """Return False if the rewards of this iteration say nothing about the policy of a learner without a critic."""
+    if figures.get("losses/grad_norm", 1.0) < NO_GRADIENT or figures["advantage"] < NO_ADVANTAGE:
+        return False
+    # of the first batch; further ones may have some. With --kl-in reward, advantages have the KL divergence as well.
+    return figures.get("charts/groups_with_signal", 1.0) > 0 or getattr(args, "dynamic_sampling", 0) > 0
+
+
+def _same_returns(figures: Mapping[str, float], state: dict[str, Any], args: Any) -> int:
+    """Return the number of iterations that are now known to have taught PPO nothing: 0, 1, or more at once."""
+    if figures.get("losses/grad_norm", 1.0) < NO_GRADIENT:
+        state["same"] = [0, 0, 0.0]
+        return 1
+    mean_return = figures["charts/episodic_return"]
+    equal_in_time = (args.gamma, args.gamma_turn) == (1.0, 1.0) or mean_return == 0  # else early returns differ
+    iterations, episodes, value = state.get("same", [0, 0, 0.0])
+    if not _all_equal(figures) or not equal_in_time:
+        iterations = episodes = 0
+    elif iterations and abs(value - mean_return) < 1e-6:
+        iterations, episodes = iterations + 1, episodes + int(figures["valid"])
+    else:
+        iterations, episodes = 1, int(figures["valid"])
+    known = state.get("same_known", False) and iterations > 1
+    state["same"] = [iterations, episodes, mean_return]
+    state["same_known"] = iterations >= SAME_ITERATIONS and episodes >= SAME_EPISODES
+    return (1 if known else iterations) if state["same_known"] else 0
+
+
+def _shortened(number: int, args: Any) -> bool:
+    """Return True if the episodes of iteration `number` are shorter than those of --horizon-schedule's last stage."""
+    schedule = getattr(args, "horizon_schedule", None)
+    return schedule is not None and (number - 1) // args.horizon_every < len(stages(schedule)) - 1
+
+
+def _all_equal(figures: Mapping[str, float]) -> bool:
+    return figures["valid"] > 1 and figures.get("charts/return_std", 1.0) < 1e-6
+
+
+def _untrained(args: Any) -> str:
+    if getattr(args, "reject_ratio", 0):
+        fact = f"--reject-ratio {args.reject_ratio:g} dropped every episode, so nothing was trained"
+        return f"{fact}\nuse a larger one, or {_same_model(args)}"
+    return "no episode has a token to train on, so nothing was trained\nraise max_context_tokens in --env-kwargs"
+
+
+def _same_model(args: Any) -> str:
+    return "serve the model that is trained" if args.engine == "vllm-server" else "use --dtype float32"
+
+
 def at_end(state: Mapping[str, Any], args: Any, show: str) -> str | None:
-    """Return the warning at the end of a run if most of its iterations had no signal, else None."""
-    number, silent, solved = state.get("iterations", 0), state.get("silent", 0), state.get("solved", 0)
+    """Return the warning at the end of a run if most iterations that train the policy had no signal, else None."""
+    number, silent, solved = state.get("judged", 0), state.get("silent", 0), state.get("solved", 0)
+    if 2 * (untrained := state.get("untrained", 0)) > number:
+        return f"warning: in {untrained} of {number} iterations {_untrained(args)}".replace("\n", "\n  ")
     if number and solved + silent == number and solved > silent:
         fact = f"every episode succeeded in {solved} of {number} iterations: nothing was left to learn"
         return f"warning: {fact}\n  use harder tasks, or draw them with --sample-by-pass-rate"
@@ -94,16 +173,6 @@ def at_end(state: Mapping[str, Any], args: Any, show: str) -> str | None:
     if silent == number:
         rest = ": the rewards taught nothing" if state.get("updated") else ": nothing was trained"
     return f"warning: {had} in {silent} of {number} iterations{rest}\n  {_remedy(args, LOOK.format(show=show))}"
-
-
-def _has_signal(figures: Mapping[str, float], args: Any) -> bool:
-    """Return False if the rewards of this iteration say nothing about the policy."""
-    if "losses/policy_loss" in figures and figures.get("losses/grad_norm", 1.0) < NO_GRADIENT:
-        return False  # the policy was updated with nothing
-    if "charts/groups_with_signal" in figures:  # of the first batch; further ones may have some
-        return figures["charts/groups_with_signal"] > 0 or getattr(args, "dynamic_sampling", 0) > 0
-    discounts = getattr(args, "gamma", 1.0), getattr(args, "gamma_turn", 1.0)  # equal returns at different times
-    return figures.get("charts/return_std", 1.0) > 1e-6 or discounts != (1.0, 1.0)
 
 
 def _in_groups(args: Any) -> bool:

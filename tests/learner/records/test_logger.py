@@ -119,3 +119,20 @@ def test_at_the_end_a_run_says_whether_it_got_better(tmp_path, made_up_rows, cap
         logger.evaluation(rows, run)
     logger.close()
     assert "success in evaluations, greedy: 1.000 before, 0.000 after" in capsys.readouterr().out
+
+
+def test_warnings_depend_on_the_advantages_of_trained_tokens(tmp_path, made_up_rows, capsys):
+    """A KL penalty or an entropy bonus has a gradient of its own."""
+    rows = made_up_rows(2, 4)
+    for row in rows:
+        row.train_mask = row.action_mask
+        row.stats["success"] = 0
+    for number, factor in enumerate((1.0, 0.0), 1):
+        for row in rows:
+            row.advantages = row.advantages * factor
+        run = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
+        logger = Logger(tmp_path / str(number), grpo_llm.Args(dynamic_sampling=2), 8, run)
+        run |= {"iteration": 1}
+        logger.iteration(rows, [{"policy_loss": 0.0, "grad_norm": 0.001}], run, {"charts/groups_with_signal": 0.0})
+        logger.close()
+        assert ("have equal returns" in capsys.readouterr().err) == (factor == 0)

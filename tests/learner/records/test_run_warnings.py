@@ -10,12 +10,15 @@ from safetensors.torch import load_file
 from llm_utils.records.run_warnings import at_end, of_iteration
 
 SHOW = "python -m agent_r1.show runs/r"
-PPO = {"max_staleness": 0, "top_p": 1.0, "engine": "transformers", "gamma": 1.0, "gamma_turn": 1.0}
-GRPO = {"max_staleness": 0, "top_p": 1.0, "engine": "transformers", "gamma": 1.0, "group_size": 8}
+BASE = {"max_staleness": 0, "top_p": 1.0, "engine": "transformers", "gamma": 1.0}
+PPO = BASE | {"gamma_turn": 1.0, "critic_warmup": 0}
+GRPO = BASE | {"group_size": 8}
 FINE = {"charts/success": 0.4, "charts/episodic_return": 0.5, "charts/return_std": 0.3, "charts/truncated": 0.1,
-        "losses/policy_loss": 0.0, "losses/grad_norm": 0.3, "losses/entropy": 0.3}  # fmt: skip
+        "losses/policy_loss": 0.0, "losses/grad_norm": 0.3, "losses/entropy": 0.3, "valid": 64,
+        "advantage": 2.0}  # fmt: skip
 IN_GROUPS = FINE | {"charts/groups_with_signal": 0.9}
-EQUAL = IN_GROUPS | {"charts/success": 0.0, "charts/groups_with_signal": 0.0, "losses/grad_norm": 1e-17}
+EQUAL = IN_GROUPS | {"charts/success": 0.0, "charts/groups_with_signal": 0.0, "losses/grad_norm": 1e-17,
+                     "advantage": 1e-11, "charts/return_std": 0.0}  # fmt: skip
 
 
 def watch(iterations, **args):
@@ -44,9 +47,29 @@ def test_groups_without_a_signal_are_told_once_and_at_the_end():
 
 
 def test_further_groups_of_dynamic_sampling_may_have_a_signal():
-    found = EQUAL | {"losses/grad_norm": 0.2}
+    found = EQUAL | {"losses/grad_norm": 0.2, "advantage": 1.0}
     assert watch([found] * 3, **GRPO, dynamic_sampling=2) == ([[]] * 3, [], None)
-    assert watch([EQUAL], **GRPO, dynamic_sampling=2)[0] == [["signal"]]
+    for none in (EQUAL, EQUAL | {"losses/grad_norm": 0.001}):  # the gradient of a KL penalty
+        assert watch([none], **GRPO, dynamic_sampling=2)[0] == [["signal"]]
+
+
+def test_a_rejected_batch_is_not_trained():
+    """Its groups have a signal, but no optimizer step is made."""
+    rejected = {name: value for name, value in IN_GROUPS.items() if not name.startswith("losses/")}
+    rejected |= {"charts/rejected": 1.0, "advantage": 0.0, "sampler/gap_mean": 0.4}
+    names, (text,), end = watch([rejected] * 3, **GRPO, reject_ratio=1.1)
+    assert names == [["untrained"], [], []]
+    assert "iteration 1: --reject-ratio 1.1 dropped every episode, so nothing was trained\n  use a larger one" in text
+    assert end.startswith("warning: in 3 of 3 iterations --reject-ratio 1.1 dropped every episode")
+    assert watch([IN_GROUPS | {"charts/rejected": 0.9}] * 3, **GRPO, reject_ratio=1.1) == ([[]] * 3, [], None)
+    no_tokens = {name: value for name, value in rejected.items() if "rejected" not in name and "gap" not in name}
+    assert "no episode has a token to train on" in watch([no_tokens], **PPO)[1][0]
+
+
+def test_one_episode_says_nothing():
+    one = EQUAL | {"valid": 1, "charts/truncated": 1.0}
+    for args in (GRPO, PPO, BASE):
+        assert watch([one] * 9, **args) == ([[]] * 9, [], None)
 
 
 def test_solved_tasks_are_no_failure():
@@ -56,30 +79,55 @@ def test_solved_tasks_are_no_failure():
 
 
 def test_equal_returns_without_groups():
-    equal = FINE | {"charts/return_std": 0.0, "losses/grad_norm": 0.2}  # of the critic's noise
-    names, (text,), end = watch([equal] * 2, **PPO)
+    equal = FINE | {"charts/return_std": 0.0, "losses/grad_norm": 0.001, "advantage": 0.0}  # of an entropy bonus
+    names, (text,), end = watch([equal] * 2, **BASE)
     assert names == [["signal"], []] and "all episodes have equal returns" in text and "--group-size" not in text
     assert end.startswith("warning: all returns were equal in 2 of 2 iterations: the rewards taught nothing\n")
-    assert watch([equal], **PPO | {"gamma": 0.9}) == ([[]], [], None)  # an early return is worth more
+    assert watch([equal], **BASE | {"gamma": 0.9})[0] == [["signal"]]
+    early = equal | {"advantage": 0.7}  # with a discount, an early return is worth more
+    assert watch([early], **BASE | {"gamma": 0.9}) == ([[]], [], None)
+
+
+def test_ppo_learns_from_equal_returns_until_its_critic_knows_them():
+    equal = FINE | {"charts/return_std": 0.0, "losses/grad_norm": 0.2}
+    names, (text,), end = watch([equal] * 4, **PPO)
+    assert names == [[], [], ["signal"], []] and "all episodes have equal returns" in text
+    assert end.startswith("warning: all returns were equal in 4 of 4 iterations: the rewards taught nothing\n")
+    silence = ([[]] * 12, [], None)
+    assert watch([equal, equal, FINE] * 4, **PPO) == silence
+    assert watch([equal | {"valid": 2}] * 12, **PPO) == silence  # a rare success may still come
+    assert watch([equal, equal | {"charts/episodic_return": 0.0}] * 6, **PPO) == silence
+    assert watch([equal] * 12, **PPO | {"gamma": 0.9}) == silence  # an early return is worth more
+    nothing = equal | {"charts/episodic_return": 0.0, "charts/success": 0.0}
+    assert watch([nothing] * 3, **PPO | {"gamma": 0.9})[0] == [[], [], ["signal"]]
+    assert watch([equal | {"losses/grad_norm": 0.0}], **PPO)[0] == [["signal"]]
+
+
+def test_the_critic_warm_up_of_ppo_is_left_out():
     warm_up = {name: value for name, value in FINE.items() if not name.startswith("losses/")} | {"losses/grad_norm": 0}
-    assert watch([warm_up, FINE], **PPO) == ([[], []], [], None)
+    equal = warm_up | {"losses/grad_norm": 0.5, "charts/return_std": 0.0}
+    for first in (warm_up, equal):
+        assert watch([first, first, FINE], **PPO | {"critic_warmup": 2}) == ([[], [], []], [], None)
 
 
 def test_groups_that_are_equal_in_themselves_give_reinforce_with_a_baseline_no_gradient():
-    flat = FINE | {"losses/grad_norm": 0.0}
+    flat = FINE | {"losses/grad_norm": 0.0, "advantage": 0.0}
     assert watch([flat], **GRPO, baseline=True)[0] == [["signal"]]
     assert "no group had a signal" in watch([flat], **GRPO, baseline=True)[2]
 
 
-def test_no_success_is_told_after_ten_iterations_unless_returns_rise():
-    def run(returns, **more):
-        rows = [FINE | {"charts/success": 0.0, "charts/episodic_return": value} | more for value in returns]
-        return [number for number, names in enumerate(watch(rows, **PPO)[0], 1) if names == ["success"]]
+def no_success(returns, **more):
+    """The iterations that warn of no success, in a run with these mean returns."""
+    rows = [FINE | {"charts/success": 0.0, "charts/episodic_return": value} for value in returns]
+    return [number for number, names in enumerate(watch(rows, **PPO, **more)[0], 1) if "success" in names]
 
-    assert run([-0.5] * 12) == [10]
-    assert run([0.1 * i for i in range(30)]) == []
-    assert run([*(0.1 * i for i in range(10)), *[0.0] * 4, *[-1.0] * 5])[0] > 10  # it rose, and is lost again
-    assert run([-0.5] * 12, **{"charts/success": 0.01}) == []
+
+def test_no_success_is_told_after_ten_iterations():
+    assert no_success([-0.5] * 40) == [10] and no_success([-0.5] * 9) == []
+    some = [FINE | {"charts/success": 0.01, "charts/episodic_return": -0.5}]
+    assert watch(some * 32, **PPO)[0] == [[]] * 32
+    schedule = {"horizon_schedule": "2,4", "horizon_every": 4}
+    assert no_success([-0.5] * 40, **schedule) == [14]  # a short horizon may allow none
 
 
 def test_an_entropy_collapse():
@@ -101,10 +149,11 @@ def test_a_gap_between_sampler_and_trainer():
 
 
 def test_all_episodes_cut_short():
-    cut = FINE | {"charts/truncated": 1.0, "charts/success": 0.0}
+    cut = FINE | {"charts/truncated": 1.0, "charts/success": 0.0, "charts/return_std": 0.0}
     assert watch([cut], **PPO)[0] == [["truncated"]]
-    for other in ({"charts/truncated": 0.99}, {"charts/success": 0.1}, {"charts/horizon": 2}):
-        assert watch([cut | other], **PPO)[0] == [[]]
+    others = {"charts/truncated": 0.99, "charts/success": 0.1, "charts/horizon": 2, "charts/return_std": 0.1}
+    for name, value in others.items():
+        assert watch([cut | {name: value}], **PPO)[0] == [[]]
     assert watch([cut], **PPO, truncation="bootstrap")[0] == [[]]
 
 
