@@ -22,6 +22,7 @@ import numpy as np
 
 from agent_r1_tools.text import printable
 from llm_utils.records.intervals import mean
+from llm_utils.setup.environments import words
 
 Curve = tuple[np.ndarray, np.ndarray]  # increasing x, and values
 
@@ -56,11 +57,6 @@ def area(curve: Curve, until: float = np.inf) -> float:
     return float(np.trapezoid(values, x) / (x[-1] - x[0])) if x[-1] > x[0] else float(values[-1])
 
 
-def text_of(value: Any) -> str:
-    """Return an argument as it is typed: the entries of a list with spaces between them."""
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def find_runs(runs: Path, group_by: Sequence[str], only: dict[str, list[str]]) -> dict[tuple[str, ...], list[Path]]:
     """Return finished runs whose arguments are among `only` (name -> values as text), grouped by arguments.
 
@@ -71,7 +67,7 @@ def find_runs(runs: Path, group_by: Sequence[str], only: dict[str, list[str]]) -
     seen: set[tuple[str, str]] = set()
     for path in sorted(runs.glob("*/summary.json")):
         report: dict[str, Any] = json.loads(path.read_text())
-        args = {name: text_of(value) for name, value in report["args"].items()}
+        args = {name: words(value) for name, value in report["args"].items()}
         if all(args.get(name) in values for name, values in only.items()):
             if report.get("finished"):
                 groups[tuple(args.get(name, "-") for name in ("env_id", *group_by))].append(path.parent)

@@ -248,7 +248,6 @@ if __name__ == "__main__":
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
-
     for name, value in fit_environment(args).items():
         print(f"default for --model {args.model}: {arguments.flag(name)} {shlex.quote(value)}", file=sys.stderr)
     if warning := other_environment(args):
@@ -323,7 +322,8 @@ if __name__ == "__main__":
     run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0}  # an iteration is a step
     turns = sum(int(np.diff(row.action_mask.astype(np.int8), prepend=0).clip(0).sum()) for row in rows)
     run["summary"] = {"model_files": model_files(args), "rows": len(rows), "turns": turns, "rows_hash": digest(rows)}
-    run["summary"]["config_files"] = None if args.model == "scratch" else config_files(source, args.chat_template)
+    config_hash = None if args.model == "scratch" else config_files(source, tokenizer, args.chat_template)
+    run["summary"]["config_files"] = config_hash
     if args.resume:
         initial, run = run["summary"], checkpoint.load(run_dir, None, optimizer)["run"]
         base = {"model_files": f"files of --model {args.model}"} if args.lora_rank else {}

@@ -5,9 +5,9 @@ resume.
         --commands "python learner/ppo_llm.py --num-threads 1" "python learner/grpo_llm.py --num-threads 1"
 
 A command ends with a learner and its arguments (`torchrun --nproc-per-node 2 learner/grpo_llm.py` works too);
-`--env-id` and `--seed` are added. Two runs are the same if all their arguments (defaults included, except the number of
-threads) and the files of their model are equal. After any change the run starts again. The output of a run goes to
-runs/logs/. After Ctrl-C, the same command continues.
+`--env-id` and `--seed` are added. Two runs are the same if all their arguments and the files of their model are equal,
+defaults included, except `--num-threads` and `--save-model`. After any change the run starts again. The output of a run
+goes to runs/logs/. After Ctrl-C, the same command continues.
 """
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
@@ -33,6 +33,7 @@ from typing import Any
 from tqdm import tqdm
 
 RUNS = Path("runs")  # the learners write here too
+FITTED = ("env_kwargs", "chat_template")  # arguments that a run adapts to its model
 
 
 @dataclass(eq=False)
@@ -59,6 +60,16 @@ class Job:
         except SystemExit:  # there is no such model: the run reports it
             return None
 
+    def fitted(self) -> dict[str, Any]:
+        """Return the arguments as a run records them, with those that depend on its model (FITTED)."""
+        from llm_utils.setup.sources import fit_environment
+
+        args = SimpleNamespace(**self.args, resume=None)
+        if all(name in self.args for name in FITTED):  # a learner of one's own may lack them
+            with suppress(SystemExit):  # the model is gone
+                fit_environment(args)
+        return comparable(vars(args))
+
 
 def make_job(words: Sequence[str]) -> Job:
     """Read a command line with the learner's own `Args`. Raise SystemExit for an invalid one, before anything runs."""
@@ -84,18 +95,13 @@ def make_job(words: Sequence[str]) -> Job:
         from llm_utils.records.earlier_runs import fill_environment
 
         fill_environment(args)
-    if hasattr(args, "chat_template"):
-        from llm_utils.setup.sources import fit_environment
-
-        with suppress(SystemExit):  # the model may be the result of another command
-            fit_environment(args)
     words = [sys.executable if word in ("python", "python3") else word for word in words]
     return Job(words, comparable(asdict(args)), defaults_of(kind), getattr(args, "num_threads", None))
 
 
 def comparable(args: dict[str, Any]) -> dict[str, Any]:
     """Return arguments in JSON form, without those that may differ in a resumed run."""
-    differing = ("resume", "num_threads", "memory_gb")  # runs of an older version have a --memory-gb
+    differing = ("resume", "num_threads", "save_model", "memory_gb")  # runs of an older version have a --memory-gb
     return {name: value for name, value in json.loads(json.dumps(args)).items() if name not in differing}
 
 
@@ -107,7 +113,11 @@ def find(job: Job) -> tuple[Path | None, bool]:
     unfinished, files = None, job.model_files()
 
     def same(args: dict[str, Any], report: dict[str, Any]) -> bool:
-        return comparable(job.defaults | current_names(args)) == job.args and report.get("model_files", files) == files
+        run = comparable(job.defaults | current_names(args))
+        as_given = run | {name: job.args[name] for name in FITTED if name in job.args}
+        if as_given != job.args or report.get("model_files", files) != files:
+            return False
+        return run == job.args or run == job.fitted()  # only now: the model may come from another job
 
     for path in [*RUNS.glob("*/summary.json"), *RUNS.glob("*/evaluation.json")]:
         report = json.loads(path.read_text())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from agent_r1_tools.exchange import is_address
@@ -19,9 +20,9 @@ from llm_utils import distributed
 from llm_utils.command_line import read as read
 from llm_utils.records import tracking
 from llm_utils.recovery import disk
-from llm_utils.setup import startup
+from llm_utils.setup import environments, startup
 from llm_utils.setup.curriculum import stages
-from llm_utils.setup.environments import check_mixture, check_splits, environment_spec, kwargs_of_each, one_each
+from llm_utils.setup.environments import ONE_OR_EACH, check_mixture, check_splits, environment_spec, one_each
 
 # Bounds of numbers. A script has some of these arguments. None is always accepted.
 MINIMUM = {
@@ -40,8 +41,6 @@ ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "
 TRAINED_BY = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}
 SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split", "chat_template")  # arguments of an environment with own flags
-
-ONE_OR_EACH = ("env_id", "env_kwargs", "eval_split")  # arguments that may be a list, for several environments
 
 MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
 MAY_CHANGE = (  # arguments that change the result at most by rounding: machine, memory, saved files
@@ -217,7 +216,7 @@ def check_each(args: Any) -> None:
     for name, value in given.items():
         if value in ("", []) and defaults[name] != value:
             raise SystemExit(f"{flag(name)} is empty: give a value, or leave the flag out")
-    for name, minimum in MINIMUM.items():
+    for name, minimum in (MINIMUM | dict.fromkeys(TRAINED_BY, 0)).items():
         if not given.get(name, minimum) >= minimum:  # also true for NaN
             raise SystemExit(f"{flag(name)} must be at least {minimum}")
     for name, remark in ABOVE_0.items():
@@ -228,9 +227,6 @@ def check_each(args: Any) -> None:
     for name in SHARES:
         if not 0 <= given.get(name, 0) <= 1:
             raise SystemExit(f"{flag(name)} must be between 0 and 1")
-    for name in TRAINED_BY:
-        if not given.get(name, 0) >= 0:
-            raise SystemExit(f"{flag(name)} must be at least 0")
     if not 0 < given.get("top_p", 1) <= 1:
         raise SystemExit("--top-p must be above 0 and at most 1")
     for name, value in given.items():
@@ -245,8 +241,6 @@ def check_each(args: Any) -> None:
     check_environment(args)
     check_splits(args)
     check_switches(args)
-    if given.get("track") and distributed.launched_rank() == 0:  # last, because it may ask a server
-        tracking.check_login()
     for name, model in TRAINED_BY.items():
         if given.get(name) == 0 and distributed.launched_rank() == 0:
             print(f"{flag(name)} 0: {model} keeps its weights and learns nothing", file=sys.stderr)
@@ -263,13 +257,16 @@ PACKAGES: dict[str, tuple[Alive, str, str]] = {
 
 
 def check_machine(args: Any) -> None:
-    """Raise SystemExit for a flag whose package is missing, and if the run's folder cannot be made. Called last."""
+    """Raise SystemExit for a flag whose package or login is missing, and if the run's folder cannot be made. Called
+    last."""
     if args.resume is None and not disk.writable(Path("runs")):
         raise SystemExit("runs: cannot write into this folder, which holds all runs; start in another folder")
     for name, (needs, package, extra) in PACKAGES.items():
         if needs(args) and sys.modules.get(package) is None and (package in sys.modules or find_spec(package) is None):
             on_cpu = " (on a CPU: see docs/engines.md)" if package == "vllm" else ""
             raise SystemExit(f"{name} needs {package}: pip install 'agent-r1[{extra}]'{on_cpu}")
+    if getattr(args, "track", False) and distributed.launched_rank() == 0:  # last, because it may ask a server
+        tracking.check_login()
 
 
 def check_switches(args: Any) -> None:
@@ -284,19 +281,18 @@ def check_switches(args: Any) -> None:
 
 def check_environment(args: Any) -> None:
     """Raise SystemExit for an unknown --env-id, a missing --data-dir, and --env-kwargs that no environment accepts."""
-    kwargs_of_each(args)
+    environments.kwargs_of_each(args)
     data_dir = args.data_dir or ""
     if data_dir and "://" not in data_dir and not os.path.exists(os.path.expanduser(data_dir)):
         raise SystemExit(f"--data-dir {args.data_dir}: there is no such file or folder")
     template = args.chat_template
     if template is not None and not os.path.isfile(template):
         raise SystemExit(f"--chat-template {template}: there is no such file; give a file with a Jinja template")
-    given = {name for text in one_each("env_kwargs", args.env_kwargs, args) for name in json.loads(text or "{}")}
+    given = {name for text in one_each("env_kwargs", args.env_kwargs, args) for name in json.loads(text)}
     if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in given]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")
-    if args.env_id:
-        check_mixture(args)
-        environment_spec(args.env_id)
+    check_mixture(args)
+    environment_spec(args.env_id)
 
 
 def check_groups(args: Any) -> None:
@@ -388,19 +384,19 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
         not_given = flag(name) not in words if "--resume" in words else value == default  # made by a program
         if name == "resume" or value == run_value or not_given:
             continue
-        if name == "env_kwargs" and same_but_context(value, run_value):
-            continue
+        if name == "env_kwargs":
+            run = SimpleNamespace(env_id=values.get("env_id"))
+            if all(map(same_but_context, one_each(name, value, run), one_each(name, run_value, run))):
+                continue
         if name not in MAY_GROW + MAY_CHANGE:
             raise SystemExit(
                 f"--resume continues with the run's own arguments, but {flag(name)} {value} contradicts its "
                 f"{printable(str(run_value))}. Leave it out, or start a new run"
             )
         if name in MAY_GROW and value < run_value:
-            raise SystemExit(
-                f"{flag(name)} {value} is less than the run's own {run_value}; --resume can only raise it"
-            )
+            raise SystemExit(f"{flag(name)} {value} is less than the run's own {run_value}; --resume can only raise it")
         values[name] = value
         changed.append(f"{flag(name)} {value} (was {printable(str(run_value))})")
-    if changed and os.environ.get("RANK", "0") == "0":
+    if changed and distributed.launched_rank() == 0:
         print(f"resuming with {', '.join(changed)}", file=sys.stderr)
     return type(args)(**{**values, "resume": str(run_dir)})

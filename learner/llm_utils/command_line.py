@@ -63,6 +63,9 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     for number in range(len(groups)):
         values |= vars(values.pop(f"group_{number}"))
     del values["config"]
+    for name, value in values.items():
+        if list[str] in get_args(hints[name]) and isinstance(value, list) and len(value) == 1:  # one environment
+            values[name] = value[0]
     if config is not None and values.get("resume") is not None:
         raise SystemExit(f"--config {config} does nothing with --resume, which keeps the run's own flags; leave it out")
     return kind(**values)

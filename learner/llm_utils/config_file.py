@@ -90,6 +90,8 @@ def read(path: str, types: Mapping[str, Any]) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in types:
             raise SystemExit(printable(f"{where}: there is no flag {key}{_remedy(name, types)}"))
+        if name == "resume":
+            raise SystemExit(f"{where}: resume is no flag of a file; give --resume RUN alone, without --config")
         if name in found:
             raise SystemExit(printable(f"{where}: {key} is given twice, with - and with _"))
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tyro
-from learners import ALL, PLAY
+from learners import ALL, PLAY, filled
 
 from llm_utils import arguments, command_line
 from llm_utils.records import tracking
@@ -16,7 +16,7 @@ from llm_utils.records import tracking
 def check(script, *words):
     """Read a command line and check it, as the script does first of all."""
     module = importlib.import_module(script)
-    args = arguments.read(module.Args, args=[str(word) for word in words])
+    args = filled(arguments.read(module.Args, args=[str(word) for word in words]))
     module.check(args)
     return args
 
@@ -224,4 +224,10 @@ def test_a_script_of_ones_own_may_have_lists_and_flags_without_a_default(script,
 def test_tracking_without_its_package_is_refused(script, monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda module: None)
     with pytest.raises(SystemExit, match=r"--track needs wandb: pip install 'agent-r1\[track\]'"):
-        check(script, "--track")
+        arguments.check_machine(check(script, "--track"))
+
+
+def test_the_server_of_tracking_is_asked_after_all_other_checks(monkeypatch):
+    monkeypatch.setattr(tracking, "find_spec", lambda module: None)
+    with pytest.raises(SystemExit, match="--total-episodes 100 is not a multiple"):
+        check("grpo_llm", "--track", "--total-episodes", 100)

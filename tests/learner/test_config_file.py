@@ -8,7 +8,7 @@ from typing import Literal
 
 import grpo_llm
 import pytest
-from learners import ALL
+from learners import ALL, filled
 
 from llm_utils import arguments, config_file
 from llm_utils.run import prepare
@@ -79,6 +79,7 @@ WRONG = {
     "zzz: 3": "there is no flag zzz; --help lists them",
     "no_mask: true": "there is no flag no_mask; write mask: false",
     "config: a.yaml": "there is no flag config",
+    "resume: runs/RUN": "resume is no flag of a file; give --resume RUN alone, without --config$",
     "rate: fast": "rate takes a number or null, not 'fast'",
     "rate: true": "rate takes a number or null, not True",
     "count: 1.5": "count takes a whole number or all, not 1.5",
@@ -133,11 +134,17 @@ def test_a_file_that_cannot_be_read_is_refused(config):
             read(Args, "--config", path)
 
 
-@pytest.mark.parametrize("text", ["rate: 1", "resume: runs/RUN"])
-def test_a_resumed_run_takes_no_file(config, text):
-    words = ["--resume", "runs/RUN"] if "resume" not in text else []
+def test_a_resumed_run_takes_no_file(config):
     with pytest.raises(SystemExit, match="^--config run.yaml does nothing with --resume, .*; leave it out$"):
-        read(Args, "--config", config(text), *words)
+        read(Args, "--config", config("rate: 1"), "--resume", "runs/RUN")
+
+
+def test_a_list_of_one_is_its_entry_where_several_are_allowed(config):
+    """Names of runs, rows and reports have a text for one environment."""
+    file = config("env_id: [x]\nenv_kwargs: [{a: 1}]\nshares: [1]")
+    assert read(Args, "--config", file) == Args(env_id="x", env_kwargs='{"a": 1}', shares=[1.0])
+    assert read(Args, "--config", file, "--env-id", "y").env_id == "y"
+    assert read(Args, "--config", file, "--env-id", "y", "z").env_id == ["y", "z"]
 
 
 def test_what_is_written_is_read_again_to_the_letter(config, tmp_path):
@@ -165,7 +172,7 @@ def test_a_file_of_all_defaults_is_accepted(script, tmp_path):
     config_file.write(tmp_path, module.Args())
     args = read(module.Args, "--config", tmp_path / config_file.NAME)
     assert asdict(args) == asdict(module.Args())
-    module.check(replace(args, env_id="AgentR1/MultihopWorld-v0"))
+    module.check(filled(args))
 
 
 TINY = ["--num-threads", 1, "--no-cuda", "--tokenizer", "byte"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import machine
 import pytest
-from learners import ALL
+from learners import ALL, filled
 
 from agent_r1.bridges import babyai
 
@@ -52,7 +52,7 @@ def check(script, name, value):
     flag, known = name.replace("_", "-"), {field.name for field in dataclasses.fields(module.Args)}
     needed = {other: setting for other, setting in NEEDS.get(name, {}).items() if other in known}
     try:
-        module.check(module.Args(**needed, **{name: value}))
+        module.check(filled(module.Args(**needed, **{name: value})))
     except SystemExit as error:
         assert "\n" not in str(error) and f"--{flag}" in str(error), error  # one line, and it names the flag
         return str(error)

@@ -262,3 +262,29 @@ def test_no_run_stays_behind_where_what_is_told_fails(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         sweep.run_all(jobs, 2, told)
     assert processes[long].poll() == -signal.SIGTERM
+
+
+def test_a_run_on_a_model_that_another_job_makes_is_found(tmp_path, monkeypatch):
+    """It records a context that fits the model, which did not exist when the command was read."""
+    monkeypatch.chdir(tmp_path)
+    words = ["python", str(LEARNER / "grpo_llm.py"), "--model", "./trained", "--tokenizer", "byte", "--no-cuda"]
+    job, other = sweep.make_job(words), sweep.make_job([*words, "--env-kwargs", '{"max_turns": 2}'])
+    Path("trained").mkdir()
+    Path("trained/config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 512}')
+    run = Path("runs") / "one"
+    run.mkdir(parents=True)
+    for kwargs, same in (({"max_context_tokens": 512}, True), ({"max_context_tokens": 256}, False), ({}, True)):
+        report = {"args": {**job.args, "env_kwargs": json.dumps(kwargs)}, "model_files": job.model_files()}
+        (run / "summary.json").write_text(json.dumps(report | {"finished": True}))
+        assert sweep.find(job) == ((run, True) if same else (None, False)), kwargs
+        assert sweep.find(other) == (None, False)
+
+
+def test_whether_the_model_is_saved_makes_no_other_run(tmp_path, monkeypatch):
+    """Saving became the default, and runs of before are still finished."""
+    monkeypatch.chdir(tmp_path)
+    job = sweep.make_job(["python", str(LEARNER / "grpo_llm.py"), "--model", "tiny", "--no-cuda"])
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    report = {"args": {**job.args, "save_model": False}, "finished": True}
+    (tmp_path / "runs" / "one" / "summary.json").write_text(json.dumps(report))
+    assert sweep.find(job) == (Path("runs/one"), True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from learners import filled
 
 from llm_utils import arguments
 
@@ -101,9 +102,7 @@ def test_a_wrong_input_is_refused_when_flags_are_checked(newcomer, line):
     script, *words = shlex.split(line)
     module = importlib.import_module(script)
     with pytest.raises(SystemExit, match=f"^{CHECKED[line]}") as ended:
-        args = arguments.read(module.Args, args=words)
-        args.env_id = args.env_id or "AgentR1/MultihopWorld-v0" if script == "evaluate_llm" else args.env_id
-        module.check(args)
+        module.check(filled(arguments.read(module.Args, args=words)))
     assert "\n" not in str(ended.value)
 
 
@@ -175,7 +174,7 @@ def test_a_folder_for_runs_that_cannot_be_written_is_found_before_any_work(newco
     for script in ("sft_llm", "evaluate_llm"):
         module = importlib.import_module(script)
         with pytest.raises(SystemExit, match="^runs: cannot write into this folder"):
-            module.check(module.Args(env_id="AgentR1/MultihopWorld-v0"))
+            module.check(filled(module.Args()))
     with pytest.raises(SystemExit, match="^runs: cannot write into this folder"):
         arguments.check_machine(importlib.import_module("grpo_llm").Args())
 

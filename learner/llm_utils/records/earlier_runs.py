@@ -11,7 +11,7 @@ from typing import Any
 
 import agent_r1
 from agent_r1_tools.text import printable
-from llm_utils.setup.environments import evaluation_split
+from llm_utils.setup.environments import ONE_OR_EACH, evaluation_split, quoted
 from llm_utils.setup.foreign import read_object
 
 CHECKPOINT = ("checkpoint", "policy")  # in a run's folder
@@ -64,7 +64,7 @@ def other_environment(args: Any) -> str:
     comparable = run.get("env_id") == args.env_id and not run.get("data") and not getattr(args, "data", None)
     if not comparable or _same_json(run_kwargs, args.env_kwargs):
         return ""
-    theirs, ours = (shlex.join([x] if isinstance(x, str) else map(str, x)) for x in (run_kwargs, args.env_kwargs))
+    theirs, ours = quoted(run_kwargs), quoted(args.env_kwargs)
     return f"--model {args.model} was trained with --env-kwargs {theirs}, but this run has {ours}"
 
 
@@ -131,7 +131,7 @@ def of_one_environment(run: dict[str, Any], env_id: str | None) -> dict[str, Any
         raise SystemExit(f"--env-id is missing: the run was trained on {', '.join(ids)}; name one of them")
     if env_id not in ids:
         return {**run, "env_id": ", ".join(ids)}  # the caller reports the difference
-    lists = {name: run[name] for name in ("env_id", "env_kwargs", "eval_split") if isinstance(run.get(name), list)}
+    lists = {name: run[name] for name in ONE_OR_EACH if isinstance(run.get(name), list)}
     return {**run, **{name: value[ids.index(env_id)] for name, value in lists.items()}}
 
 

@@ -56,8 +56,7 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
         if state["failing"] == PATIENCE:
             means = f"(mean return {first_return:.2f} at first, now {mean_return:.2f})"
             fact = f"no episode succeeded in {PATIENCE} iterations {means}"
-            found["success"] = f"{fact}
-{look}; begin with sft_llm.py, or with easier tasks"
+            found["success"] = f"{fact}\n{look}; begin with sft_llm.py, or with easier tasks"
 
     if (entropy := figures.get("losses/entropy")) is not None:
         first = state.setdefault("entropy", entropy)

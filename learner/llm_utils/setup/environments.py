@@ -20,6 +20,8 @@ from agent_r1.vector import vector_spec
 from agent_r1.vector_mix import environment_shares, mixed_spec
 from agent_r1_tools.text import printable
 
+ONE_OR_EACH = ("env_id", "env_kwargs", "eval_split")  # arguments that may be a list, for several environments
+
 
 def ids_of(args: Any) -> list[str]:
     """Return the ids that `--env-id` names. With several, a run learns them all."""
@@ -85,7 +87,7 @@ def _evaluation_split(env_id: str, kwargs: dict[str, Any], split: str) -> str:
 def check_splits(args: Any) -> None:
     """Raise SystemExit for a split that one of our environments does not have, under its flag. The user's own
     environment may make its splits when it is made."""
-    if not args.env_id or getattr(args, "data", None):  # with --data sft_llm.py makes no environment
+    if getattr(args, "data", None):  # with --data sft_llm.py makes no environment
         return
     eval_splits = one_each("eval_split", getattr(args, "eval_split", None), args)
     for env_id, eval_split in zip(ids_of(args), eval_splits, strict=True):
@@ -107,7 +109,7 @@ def kwargs_of_each(args: Any) -> list[dict[str, Any]]:
     each = []
     for text in one_each("env_kwargs", args.env_kwargs, args):
         try:
-            kwargs = json.loads(text or "{}")  # evaluate_llm.py fills it later
+            kwargs = json.loads(text)
         except (ValueError, TypeError):
             kwargs = None
         if not isinstance(kwargs, dict):
@@ -135,7 +137,6 @@ def check_mixture(args: Any) -> None:
         environment_shares(args.env_share, len(ids))
     except ArgumentError as error:
         raise SystemExit(f"--env-share: {error}") from None
-    one_each("eval_split", args.eval_split, args)
     if args.data_dir is not None:
         remedy = "give each its data_dir in --env-kwargs, or set AGENT_R1_DATA"
         raise SystemExit(f"--data-dir is the folder of one environment: for several, {remedy}")
@@ -153,7 +154,7 @@ def smaller_context(args: Any, tokenizer: str | None, positions: int | None) -> 
     for env_id, text, kwargs in zip(ids_of(args), given, kwargs_of_each(args), strict=True):
         named = kwargs.get("max_context_tokens") is not None
         fits = named or context_of(env_id, args.split, tokenizer, json.dumps(kwargs)) <= positions
-        fitted.append(text if fits else json.dumps({**json.loads(text or "{}"), "max_context_tokens": positions}))
+        fitted.append(text if fits else json.dumps({**json.loads(text), "max_context_tokens": positions}))
     if fitted == given:
         return None
     return fitted if isinstance(args.env_id, list) else fitted[0]

@@ -11,6 +11,7 @@ import evaluate_llm
 import gymnasium as gym
 import pytest
 from chat_server import KEY, ChatServer, expert
+from learners import filled
 
 pytest.importorskip("httpx")
 from llm_utils import arguments
@@ -210,7 +211,7 @@ def test_flags_that_go_together(given, said):
     with pytest.raises(SystemExit, match=f"^{said}"):
         args = evaluate_llm.Args(**{"env_id": ENV_ID, **given})
         evaluate_llm.check_api(args)
-        evaluate_llm.check(args)
+        evaluate_llm.check(filled(args))
 
 
 def test_adapters_beside_an_api_are_refused_before_anything_is_said_of_them(monkeypatch, capsys):

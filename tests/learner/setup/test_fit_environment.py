@@ -2,16 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import grpo_llm
 import pytest
 import torch
 import transformers
 
 import agent_r1
 from agent_r1.text.templates import BYTE_CHAT_TEMPLATE
-from llm_utils.arguments import same_but_context
+from llm_utils.arguments import resumed, same_but_context
 from llm_utils.setup import environments
 from llm_utils.setup.loading import read_config
 from llm_utils.setup.sources import config_files, fit_environment, template_source
@@ -128,6 +130,19 @@ def test_a_template_counts_by_its_content(tmp_path):
     assert config_files(str(SHIPPED), str(tmp_path / "a.jinja")) != first
 
 
+def test_a_supervised_run_does_not_go_on_with_another_tokenizer(learn, tmp_path):
+    """Its folder may be another one than the model's."""
+    tokenizer = Path(shutil.copytree(SHIPPED, tmp_path / "tokenizer"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"tokens": [1, 2, 3], "action_mask": [0, 1, 1]}))
+    words = ["--num-threads", 1, "--no-cuda", "--data", tmp_path / "rows.jsonl", "--num-steps", 1]
+    run = learn("sft_llm", "--model", SHIPPED, "--tokenizer", tokenizer, *words)
+    learn("sft_llm", "--resume", run)
+    settings = tokenizer / "tokenizer_config.json"
+    settings.write_text(settings.read_text() + " ")
+    with pytest.raises(SystemExit, match="the config or tokenizer of --model .* have changed"):
+        learn("sft_llm", "--resume", run)
+
+
 # ---------------------------------------------------------------------------------------------------------- the context
 
 
@@ -190,3 +205,15 @@ def test_env_kwargs_of_a_run_may_be_repeated_without_the_models_context():
     assert not same_but_context('{"max_turns": 3}', '{"max_turns": 2, "max_context_tokens": 512}')
     assert not same_but_context('{"max_context_tokens": 9}', '{"max_context_tokens": 512}')
     assert not same_but_context("[", "{}") and not same_but_context("{}", "[]")
+
+
+@pytest.mark.parametrize("given", ["{}", ["{}", "{}"], ["{}", '{"max_context_tokens": 512}']])
+def test_env_kwargs_of_several_environments_are_compared_one_by_one(given, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["grpo_llm.py", "--resume", "runs/RUN", "--env-kwargs"])
+    ids = ["AgentR1/MultihopWorld-v0", "AgentR1/ArithmeticWorld-v0"]
+    saved = {"env_id": ids, "env_kwargs": ["{}", '{"max_context_tokens": 512}']}
+    args = grpo_llm.Args(env_id=ids, env_kwargs=given, resume="runs/RUN")
+    assert resumed(args, saved, "the checkpoint").env_kwargs == saved["env_kwargs"]
+    for other in ('{"max_turns": 2}', ["{}", '{"max_turns": 2}']):
+        with pytest.raises(SystemExit, match="--env-kwargs .* contradicts its"):
+            resumed(replace(args, env_kwargs=other), saved, "the checkpoint")
