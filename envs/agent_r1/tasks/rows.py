@@ -141,7 +141,10 @@ class RowsEnv(Baselines, ToolEnv):
         return Task(row["id"], row["question"], list(row["answers"]), metadata, row["system"])
 
     def start_episode(self, task: Task) -> None:
-        """Keep only the row's tools. A tool that takes the row is made for each episode, so no two rows share calls."""
+        """Keep only the row's tools. A tool that takes the row is copied for each episode, so no two rows share calls.
+
+        The object of a method is not copied: an environment has one, as for tools without a row.
+        """
         tools = {name: self._all_tools[name] for name in task.metadata["tools"]}
         self.tools = {name: tool.of(_row(task)) if isinstance(tool, RowTool) else tool for name, tool in tools.items()}
 
@@ -231,7 +234,7 @@ class RowTool(FunctionTool):
     row: Mapping[str, Any] = {}
 
     def of(self, row: Mapping[str, Any]) -> RowTool:
-        """Return this tool for the episode of a row."""
+        """Return this tool for the episode of a row, with the same function: a method keeps its object."""
         tool = copy.copy(self)
         tool.row = row
         return tool

@@ -173,6 +173,21 @@ def test_a_copied_environment_has_its_own_row(copied):
     assert other.messages[-1]["content"] == "fact 0"
 
 
+@pytest.mark.parametrize("error", [KeyError, FileNotFoundError, lambda text: ExceptionGroup(text, [ValueError(text)])])
+def test_an_exception_tells_the_policy_nothing_of_the_row(error):
+    def check(q: str, row: dict) -> str:
+        """Check a guess."""
+        raise error(row["answer"][0])
+
+    env = make([{"question": "q", "answer": "SECRET"}], tools=[check])
+    env.reset()
+    env.step(call(env, "check", q="a"))
+    name = type(error("")).__name__
+    assert env.messages[-1]["content"] == f"Error in check: {name}"
+    with pytest.raises(type(error("a")), match="SECRET"):
+        run_tool(env.tools["check"], {"q": "a"}, strict=True)
+
+
 def test_a_tool_object_keeps_its_parameter_row():
     def cell(row: int) -> str:
         """Read a cell of a sheet."""
