@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -248,7 +249,8 @@ def test_the_tokenizer_of_raw_tokens(run, of_one, capsys, monkeypatch):
     write()
     assert printed_raw(capsys, run) == "<|endoftext|>"
     for changed, says in (
-        ({"tokenizer": "/nowhere"}, "^there is no folder /nowhere; .*; name the tokenizer of the run with --tokenizer"),
+        ({"tokenizer": "/nowhere"}, "^the rows name the tokenizer '/nowhere', which is not on .*; name .* with --token"),
+        ({"tokenizer": "a/b\0"}, "which is not on this machine; name the tokenizer of the run with --tokenizer"),
         ({"tokenizer": None}, "trajectories.jsonl: the rows name no tokenizer; name .* with --tokenizer"),
         ({"tokens": [9999]}, "^the tokenizer has 265 tokens, not all of this episode; name .* with --tokenizer"),
     ):
@@ -258,6 +260,23 @@ def test_the_tokenizer_of_raw_tokens(run, of_one, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         show.main([str(run), "--tokenizer", "byte"])
     assert "--tokenizer does nothing without --raw" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_a_row_names_is_not_downloaded(tmp_path, monkeypatch):
+    """It is in the hub's cache, or missing."""
+    pytest.importorskip("transformers")
+    from huggingface_hub import constants
+
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: asked.append(words) or [])
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit, match="^the rows name the tokenizer 'stranger/beacon', which is not on this machine;"):
+        show.tokenizer_of({"tokenizer": "stranger/beacon"}, tmp_path, None)
+    cache = tmp_path / "models--owner--name"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("c0ffee")
+    ByteTokenizer().save_pretrained(cache / "snapshots" / "c0ffee")
+    assert len(show.tokenizer_of({"tokenizer": "owner/name"}, tmp_path, None)) == 265 and not asked
 
 
 @pytest.mark.parametrize(
