@@ -249,7 +249,7 @@ def test_the_tokenizer_of_raw_tokens(run, of_one, capsys, monkeypatch):
     write()
     assert printed_raw(capsys, run) == "<|endoftext|>"
     for changed, says in (
-        ({"tokenizer": "/nowhere"}, "^the rows name the tokenizer '/nowhere', which is not on .*; name .* with --token"),
+        ({"tokenizer": "/nowhere"}, "^the rows name the tokenizer '/nowhere', which is not on .*; name .* with --to"),
         ({"tokenizer": "a/b\0"}, "which is not on this machine; name the tokenizer of the run with --tokenizer"),
         ({"tokenizer": None}, "trajectories.jsonl: the rows name no tokenizer; name .* with --tokenizer"),
         ({"tokens": [9999]}, "^the tokenizer has 265 tokens, not all of this episode; name .* with --tokenizer"),
@@ -270,7 +270,7 @@ def test_a_tokenizer_that_a_row_names_is_not_downloaded(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: asked.append(words) or [])
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(SystemExit, match="^the rows name the tokenizer 'stranger/beacon', which is not on this machine;"):
+    with pytest.raises(SystemExit, match="^the rows name the tokenizer 'stranger/beacon', which is not on"):
         show.tokenizer_of({"tokenizer": "stranger/beacon"}, tmp_path, None)
     cache = tmp_path / "models--owner--name"
     (cache / "refs").mkdir(parents=True)

@@ -502,6 +502,24 @@ def test_an_id_names_one_row(tmp_path):
         make(path)
 
 
+def test_an_id_that_two_rows_have_is_quoted_in_part():
+    with pytest.raises(DataFormatError, match="row 2, id: 'x{99} is that of row 1"):
+        make([{"question": "q", "answer": "a", "id": "x" * 10**5}] * 2)
+
+
+@pytest.mark.parametrize("field", ["id", "question", "answer", "system", "tools", "level"])
+@pytest.mark.parametrize("value", [10**5000, [10**5000], {"role": 10**5000}], ids=["int", "list", "dict"])
+def test_a_number_that_python_does_not_write_is_named(field, value):
+    problem = "expected JSON" if field == "level" else ".* digits.*; write the number as a text"
+    with pytest.raises(DataFormatError, match=f"^row 2(, {field})?: {problem}"):
+        make([ROWS[0], ROWS[1] | {field: value}])
+
+
+def test_a_number_is_no_list_of_rows():
+    with pytest.raises(DataFormatError, match="expected a file, a folder or a list of rows, found a number"):
+        make(10**5000)
+
+
 def test_a_row_without_an_id_has_one_that_nobody_gave(tmp_path):
     """Two of null were both "None", and the third was "3" beside a row that had that."""
     ids = [None, "", "3", float("nan"), " ", None, "#6", 0, 0.5]
