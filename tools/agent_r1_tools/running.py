@@ -252,7 +252,8 @@ def _watch(tool: Tool, outcome: Any) -> None:
 
 def _failure(tool: Tool, failed: _Failed) -> ToolResult:
     message = failed.message
-    if failed.error is not None and not failed.fault and getattr(tool, "hidden", ()):
+    hides = bool(getattr(tool, "hidden", None))
+    if hides and failed.error is not None and not failed.fault:
         message = type(failed.error).__name__  # its text may quote what is hidden from the policy
     content = clean_text(f"Error in {tool.name}: {message}", tool.max_result_chars)
     fault = clean_text(failed.message, MAX_FAULT_CHARS) if failed.fault else None
