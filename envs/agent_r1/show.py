@@ -107,16 +107,34 @@ def raw(row: Mapping[str, Any], tokenizer: Tokenizer, color: bool) -> str:
 
 def tokenizer_of(row: Mapping[str, Any], run: Path, given: str | None) -> Tokenizer:
     """Load the given tokenizer, or else the row's: the built-in one, the copy in the run's model/, or the one that the
-    row names. Raises SystemExit if there is none."""
+    row names. A stranger may have written the row, so its name is only looked up on this machine: as a folder, or in
+    the hub's cache. Raises SystemExit if there is none."""
     name = given or row.get("tokenizer")
     if given is None and name != "byte" and (run / "model" / "tokenizer_config.json").is_file():
         name = str(run / "model")
     if not isinstance(name, str):
         raise SystemExit(printable(f"{run}: the rows name no tokenizer; {OTHER_TOKENIZER}"))
+    if given is None and name != "byte" and not os.path.isdir(name):
+        folder = _cached(name)
+        if folder is None:
+            missing = f"the rows name the tokenizer {name!r:.200}, which is not on this machine"
+            raise SystemExit(printable(f"{missing}; {OTHER_TOKENIZER}"))
+        name = folder
     try:
         return load_tokenizer(None if name == "byte" else name)
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(printable(f"{' '.join(str(error).split())}; {OTHER_TOKENIZER}")) from None
+
+
+def _cached(name: str) -> str | None:
+    """Return the folder of a repository's tokenizer in the hub's cache, None without one. Asks no server."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        paths = [try_to_load_from_cache(name, file) for file in ("tokenizer_config.json", "tokenizer.json")]
+    except (ImportError, ValueError):  # without the package there is no cache; this cannot be a repository's name
+        return None
+    return next((os.path.dirname(path) for path in paths if isinstance(path, str)), None)
 
 
 def main(words: Sequence[str] | None = None) -> None:

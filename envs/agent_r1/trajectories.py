@@ -7,8 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.text.tokenizers import Tokenizer, control_tokens, fast_codec
@@ -104,8 +104,8 @@ def say(text: str) -> None:
 UNREAD = "(the episode had ended: no policy read the rest)"
 MARKS = re.compile(rf"\\*(?:-> |    reward |\[(?:system|user|assistant|tool)[ \]]|-{{20}}|{re.escape(UNREAD)})")
 UNSEEN = re.compile(  # characters that are invisible on a terminal but needed in some scripts: `printable` keeps them
-    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200c\u200d\u3164\ufe00-\ufe0f\uffa0"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0100-\U000e01ef]"
+    "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200c\u200d\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e0fff]"
 )
 
 
@@ -141,18 +141,37 @@ SAMPLED = "\u27ea", "\u27eb"  # marks around a sampled span: double angle bracke
 SEPARATOR = re.compile(r"\\*-{20}")
 
 
+def _breaker(names: Mapping[str, int]) -> Callable[[str], str]:
+    """Return a function that puts a backslash behind the first character of each name in a text."""
+    lengths: dict[str, set[int]] = {}
+    for name in names:
+        lengths.setdefault(name[0], set()).add(len(name))
+    first = re.compile("|".join(map(re.escape, lengths)) or "(?!)")
+
+    def broken(match: re.Match[str]) -> str:
+        text, start = match.string, match.start()
+        begins = any(text[start : start + length] in names for length in lengths[match[0]])
+        return match[0] + "\\" * begins
+
+    return lambda text: first.sub(broken, text)
+
+
 def raw_transcript(row: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     """Format the tokens of a row as text for a terminal, control tokens included. Sampled spans are between the marks
     SAMPLED. A line of dashes separates the segments of a context that was rewritten.
 
     The name of a control token is unbroken only where the token is: other text that has this name gets a backslash
     inside it. In other text the marks are escaped, and a line that looks like a separator begins with a backslash.
+    Invisible characters are escaped too. Raises ValueError if `segment_starts` do not grow from 0 to below the length.
     """
     tokens, mask = row["tokens"], row["action_mask"]
     decode, names = fast_codec(tokenizer)[1], control_tokens(tokenizer)
+    break_names = _breaker(names)
     controls = {token: name for name, token in names.items()}
     name_of = getattr(tokenizer, "convert_ids_to_tokens", str)
     segments, starts = [], row.get("segment_starts") or [0]
+    if starts[0] != 0 or any(start >= end for start, end in pairwise([*starts, max(1, len(tokens))])):
+        raise ValueError(f"`segment_starts` must grow from 0 to below {len(tokens)}, the number of tokens")
     for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
         text, before = "", False
         pairs = zip(tokens[start:end], mask[start:end], strict=True)
@@ -163,10 +182,11 @@ def raw_transcript(row: Mapping[str, Any], tokenizer: Tokenizer) -> str:
             piece = "".join(controls[token] for token in ids) if is_control else decode(ids)
             if not is_control and str(name_of(ids[0])).startswith("\u2581") and not piece.startswith(" "):
                 piece = f" {piece}"  # SentencePiece's decoder drops the space of the first token
-            for name in () if is_control else names:
-                piece = piece.replace(name, f"{name[0]}\\{name[1:]}")
+            if not is_control:
+                piece = break_names(piece)
             for mark in SAMPLED:
                 piece = piece.replace(mark, f"\\u{ord(mark):x}")
             text, before = text + piece, sampled
-        segments.append(_escape_marks(text + SAMPLED[1] * before, SEPARATOR))
+        text = UNSEEN.sub(lambda unseen: unseen[0].encode("unicode_escape").decode(), text + SAMPLED[1] * before)
+        segments.append(_escape_marks(text, SEPARATOR))
     return printable(f"\n{'-' * 20} the context was rewritten {'-' * 20}\n".join(segments))

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -180,9 +181,23 @@ def test_raw_text_passes_for_no_token_and_no_mark(tmp_path, capsys):
     mask = [0] * (1 + len(said.encode())) + [1] * (len(said.encode()) + 1)
     row = {"tokens": tokens, "action_mask": mask, "task_index": 0, "tokenizer": "byte"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    shown = "a<\\|im_end|>\n<\\tool_call>\n\\" + "-" * 100 + "\n\\u27eb\\x1b[2J\\u202e\\u2028\n\\\u00ad" + "-" * 30
+    shown = "a<\\|im_end|>\n<\\tool_call>\n\\" + "-" * 100 + "\n\\u27eb\\x1b[2J\\u202e\\u2028\n\\xad" + "-" * 30
     expected = f"<|endoftext|>{shown}{SAMPLED[0]}{shown}<|im_end|>{SAMPLED[1]}"
     assert printed_raw(capsys, tmp_path / "rows.jsonl") == expected
+
+
+@pytest.mark.parametrize("nothing", "\u00ad\u034f\u17b4\u180e\u200b\u200c\u200d\u3164\ufe0f\ufff9\U000e0101\U000e0fff")
+def test_what_nobody_sees_forges_no_control_token(nothing):
+    said = [*f"<|im_{nothing}end|>".encode()]
+    escaped = nothing.encode("unicode_escape").decode()
+    assert raw_transcript({"tokens": said, "action_mask": [0] * len(said)}, load_tokenizer()) == f"<|im_{escaped}end|>"
+
+
+def test_names_that_overlap_are_broken_each():
+    tokenizer = ByteTokenizer(["<<", "<|end|>", "<|end"], eos_token="<|end|>", pad_token="<<")
+    said = b"<<< <|end|> <| a"
+    row = {"tokens": [*said, 256, 257], "action_mask": [0] * (len(said) + 2)}
+    assert raw_transcript(row, tokenizer) == "<\\<\\< <\\|end|> <| a<<<|end|>"
 
 
 def test_segments_of_a_rewritten_context_are_separated(tmp_path, capsys):
@@ -234,7 +249,8 @@ def test_the_tokenizer_of_raw_tokens(run, of_one, capsys, monkeypatch):
     write()
     assert printed_raw(capsys, run) == "<|endoftext|>"
     for changed, says in (
-        ({"tokenizer": "/nowhere"}, "^there is no folder /nowhere; .*; name the tokenizer of the run with --tokenizer"),
+        ({"tokenizer": "/nowhere"}, "^the rows name the tokenizer '/nowhere', which is not on .*; name .* with --to"),
+        ({"tokenizer": "a/b\0"}, "which is not on this machine; name the tokenizer of the run with --tokenizer"),
         ({"tokenizer": None}, "trajectories.jsonl: the rows name no tokenizer; name .* with --tokenizer"),
         ({"tokens": [9999]}, "^the tokenizer has 265 tokens, not all of this episode; name .* with --tokenizer"),
     ):
@@ -246,7 +262,31 @@ def test_the_tokenizer_of_raw_tokens(run, of_one, capsys, monkeypatch):
     assert "--tokenizer does nothing without --raw" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", [{"action_mask": [1]}, {"tokens": ["x"]}, {"segment_starts": [0, "x"]}])
+def test_a_tokenizer_that_a_row_names_is_not_downloaded(tmp_path, monkeypatch):
+    """It is in the hub's cache, or missing."""
+    pytest.importorskip("transformers")
+    from huggingface_hub import constants
+
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: asked.append(words) or [])
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit, match="^the rows name the tokenizer 'stranger/beacon', which is not on"):
+        show.tokenizer_of({"tokenizer": "stranger/beacon"}, tmp_path, None)
+    cache = tmp_path / "models--owner--name"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("c0ffee")
+    ByteTokenizer().save_pretrained(cache / "snapshots" / "c0ffee")
+    assert len(show.tokenizer_of({"tokenizer": "owner/name"}, tmp_path, None)) == 265 and not asked
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"action_mask": [1]}, {"tokens": ["x"]}),
+        *({"segment_starts": starts} for starts in ([0, "x"], [0, 9] * 50, [1], [0, 0], [0, 5, 4], [0, 10**6], "ab")),
+    ],
+    ids=str,
+)
 def test_a_row_of_other_types_hides_no_other_raw_row(run, of_one, capsys, damage):
     path = run / "trajectories.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in (of_one[0], of_one[1] | damage, of_one[2])))

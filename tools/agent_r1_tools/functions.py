@@ -20,7 +20,8 @@ class FunctionTool(Tool):
     """The tool that `Tool.from_function` returns.
 
     Attributes:
-        hidden: parameters that a subclass passes itself. They are no arguments of the policy.
+        hidden: parameters that a subclass passes itself. They are no arguments of the policy. With such parameters the
+            policy reads only the type of an exception, whose text may quote their values.
     """
 
     hidden: ClassVar[tuple[str, ...]] = ()

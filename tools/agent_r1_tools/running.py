@@ -251,7 +251,11 @@ def _watch(tool: Tool, outcome: Any) -> None:
 
 
 def _failure(tool: Tool, failed: _Failed) -> ToolResult:
-    content = clean_text(f"Error in {tool.name}: {failed.message}", tool.max_result_chars)
+    message = failed.message
+    hides = bool(getattr(tool, "hidden", None))
+    if hides and failed.error is not None and not failed.fault:
+        message = type(failed.error).__name__  # its text may quote what is hidden from the policy
+    content = clean_text(f"Error in {tool.name}: {message}", tool.max_result_chars)
     fault = clean_text(failed.message, MAX_FAULT_CHARS) if failed.fault else None
     return ToolResult(content, False, {"error": failed.kind}, fault=fault, ran=failed.ran if failed.fault else None)
 

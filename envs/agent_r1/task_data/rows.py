@@ -105,29 +105,50 @@ def _file(path: Path, mtime_ns: int, size: int, *columns: Any) -> tuple[dict[str
 
 def _check_list(data: Any) -> None:
     """Raise DataFormatError, with the remedy, if this is not a list of rows."""
-    description = f"{data!r:.100}"
     if type(data).__name__ == "DataFrame":
         description = 'a DataFrame; give df.to_dict("records")'
     elif isinstance(data, Mapping):
         description = "a dict; give the list of one split, or data_dir=FOLDER with train.jsonl and test.jsonl"
     elif isinstance(data, Iterable) and not isinstance(data, bytes):
         return
+    else:
+        description = "a number" if _is_too_long(data) else f"{data!r:.100}"
     raise DataFormatError(f"data: expected a file, a folder or a list of rows, found {description}")
 
 
 def _read_all(rows: Iterable[Any], file: str, *columns: Any) -> tuple[dict[str, Any], ...]:
     """Return rows in the environment's form. Raises DataFormatError for no rows, and for equal ids."""
-    read = [_read(fields, f"{file}row {number}", *columns) for number, fields in enumerate(rows, 1)]
+    read = [_read_row(fields, f"{file}row {number}", *columns) for number, fields in enumerate(rows, 1)]
     given: dict[str, int] = {}
     for number, row in enumerate(read, 1):
         if row["id"] is not None and (before := given.setdefault(row["id"], number)) != number:
-            raise DataFormatError(f"{file}row {number}, id: {row['id']!r} is that of row {before}; give each its own")
+            same = f"{row['id']!r:.100} is that of row {before}"
+            raise DataFormatError(f"{file}row {number}, id: {same}; give each its own")
     if not read:
         raise DataFormatError(f"{file[:-2]}{': ' if file else ''}there are no rows")
     for number, row in enumerate(read, 1):
         if row["id"] is None:  # "#3", with more # if a row already has this id
             row["id"] = next(name for marks in count(1) if (name := "#" * marks + str(number)) not in given)
     return tuple(read)
+
+
+def _read_row(row: Any, where: str, *columns: Any) -> dict[str, Any]:
+    """Return `_read`. Raises DataFormatError also for an integer of more digits than Python writes."""
+    try:
+        return _read(row, where, *columns)
+    except DataFormatError:
+        raise
+    except ValueError as error:
+        field = next((f", {name}" for name, value in row.items() if isinstance(name, str) and _is_too_long(value)), "")
+        reason = str(error).partition(";")[0]
+        raise DataFormatError(f"{where}{printable(field):.100}: {reason}; write the number as a text") from None
+
+
+def _is_too_long(value: Any) -> bool:
+    try:
+        return not repr(value)
+    except ValueError:
+        return True
 
 
 def _read(row: Any, where: str, tools: tuple[str, ...], question: str, answer: str) -> dict[str, Any]:

@@ -141,7 +141,10 @@ class RowsEnv(Baselines, ToolEnv):
         return Task(row["id"], row["question"], list(row["answers"]), metadata, row["system"])
 
     def start_episode(self, task: Task) -> None:
-        """Keep only the row's tools. A tool that takes the row is made for each episode, so no two rows share calls."""
+        """Keep only the row's tools. A tool that takes the row is copied for each episode, so no two rows share calls.
+
+        The object of a method is not copied: an environment has one, as for tools without a row.
+        """
         tools = {name: self._all_tools[name] for name in task.metadata["tools"]}
         self.tools = {name: tool.of(_row(task)) if isinstance(tool, RowTool) else tool for name, tool in tools.items()}
 
@@ -172,7 +175,8 @@ class RowsEnv(Baselines, ToolEnv):
         """Return the assistant's turns of the row's messages, or the right answer as one turn.
 
         If the last message has no <answer>, the row's first answer is added. Raises ValueError with `rng`, for a row
-        without an answer, and for a call that the row's tools or the dialect do not take.
+        without an answer, for an answer that would not be read as itself, and for a call that the row's tools or the
+        dialect do not take.
         """
         turns, answers = self.rows[self.episode.task_index]["turns"], self.task.answers
         if rng is not None or not (turns or answers):
@@ -182,8 +186,15 @@ class RowsEnv(Baselines, ToolEnv):
             return texts
         if not answers:
             raise ValueError(f"row {self.task.id}: the last message has no <answer>, and the row has no answer")
-        last = f"<answer>{answers[0]}</answer>"
-        return [*texts[:-1], f"{texts[-1]}\n{last}"] if texts and not turns[-1]["tool_calls"] else [*texts, last]
+        last = {"content": f"<answer>{answers[0]}</answer>", "tool_calls": []}
+        if texts and not turns[-1]["tool_calls"]:
+            texts.pop()
+            last["content"] = f"{turns[-1]['content']}\n{last['content']}"
+        texts.append(self._write(last))
+        has_thought = any(tag in answers[0] for tag in self.dialect.think_tags)
+        if has_thought or find_answers(texts[-1])[-1:] != [answers[0]]:  # `_write` changes names of control tokens
+            raise ValueError(f"row {self.task.id}: the answer {answers[0]!r:.100} has tags and is not read as itself")
+        return texts
 
     def _write(self, turn: Mapping[str, Any]) -> str:
         """Write an assistant's message in the dialect. Names of control tokens stay text, except the tags of thoughts.
@@ -195,11 +206,11 @@ class RowsEnv(Baselines, ToolEnv):
         for name in sorted({*codec.controls, *(dialect.call_tags or ())} - {*thoughts}):
             content = content.replace(name, f"{name[0]} {name[1:]}")
         if {*codec.controls_in(codec.encode_text(content))} - {codec.controls.get(tag) for tag in thoughts}:
-            raise ValueError(f"row {self.task.id}: the text of a message would become a control token")
+            raise ValueError(f"row {self.task.id}: the text of a message or an answer would become a control token")
         text = reply_text(dialect, {**turn, "content": content}, self.schemas)
         calls = dialect.parse(codec.encode_text(text), self.schemas).calls
         if len(calls) != len(turn["tool_calls"]):
-            raise ValueError(f"row {self.task.id}: the text of a message reads as a call; write it into tool_calls")
+            raise ValueError(f"row {self.task.id}: the text of a message or answer is a call; write it into tool_calls")
         for call in calls:
             tool = self.tools.get(call.name)
             missing = f"there is no tool {call.name!r} (tools has {', '.join(self.tools) or 'none'})"
@@ -223,7 +234,7 @@ class RowTool(FunctionTool):
     row: Mapping[str, Any] = {}
 
     def of(self, row: Mapping[str, Any]) -> RowTool:
-        """Return this tool for the episode of a row."""
+        """Return this tool for the episode of a row, with the same function: a method keeps its object."""
         tool = copy.copy(self)
         tool.row = row
         return tool

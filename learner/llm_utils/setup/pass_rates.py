@@ -19,6 +19,7 @@ from llm_utils.records.run_files import write_json
 from llm_utils.setup.foreign import read_object
 
 MAX_BYTES = 256 << 20
+MAX_COUNT = 1 << 32  # of one task; a file of MAX_BYTES has fewer than 2**28 tasks, so a sum has at most 60 bits
 
 
 def write_pass_rates(path: Path, rows: Iterable[Any], num_tasks: int, args: Any) -> None:
@@ -46,8 +47,8 @@ def task_probabilities(path: str, env_id: str, split: str, num_tasks: int, **arg
     try:
         profile = read_object(Path(path), MAX_BYTES)
         for name in ("successes", "episodes"):
-            if not all(type(number) is int for number in profile[name]):
-                raise ValueError(f"{name} must be integers, one for each task")
+            if not all(type(number) is int and number <= MAX_COUNT for number in profile[name]):
+                raise ValueError(f"{name} must be integers up to {MAX_COUNT}, one for each task")
         successes, episodes = (np.array(profile[name], int) for name in ("successes", "episodes"))
         profile_of = profile["env_id"], profile["split"]
         if successes.shape != episodes.shape or not ((successes >= 0) & (successes <= episodes)).all():

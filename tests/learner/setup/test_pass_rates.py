@@ -55,6 +55,7 @@ def test_where_hardly_any_task_is_solved_those_that_were_come_up_often(tmp_path)
         ({"successes": [[0, 1], [1]], "episodes": [4, 4]}, "not a file of evaluate_llm.py --samples"),
         ({"successes": [0, 1], "episodes": [1.5, 4]}, "not a file of evaluate_llm.py --samples"),
         ({"successes": [0, 1], "episodes": [10**30, 4]}, "not a file of evaluate_llm.py --samples"),
+        ({"successes": [0, 2**62], "episodes": [2**62, 2**62]}, "not a file of evaluate_llm.py --samples"),
         ({"successes": [True, False], "episodes": [4, 4]}, "not a file of evaluate_llm.py --samples"),
         ({"successes": [1]}, "not a file of evaluate_llm.py --samples"),
         ({"episodes": [0, 0], "successes": [0, 0]}, "0 of 2 tasks; this run has 2"),
