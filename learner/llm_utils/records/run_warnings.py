@@ -28,15 +28,14 @@ LOOK = "look at failures with `{show} --failed`"
 def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any, show: str) -> dict[str, str]:
     """Return the new warnings of an iteration by name, and update `state`, a dict that is empty at the start.
 
-    `figures` are the logged scalars by name, `show` the command that prints the run's episodes. A warning has two
-    lines: the fact, then the remedy.
+    `figures` are the logged scalars by name, `show` the command that prints the run's episodes ("" if none are
+    recorded). A warning has two lines: the fact, then the remedy.
     """
     found: dict[str, str] = {}
     state["iterations"] = number = state.get("iterations", 0) + 1
     success, mean_return = figures.get("charts/success"), figures.get("charts/episodic_return")
     if success is None or mean_return is None:
         return {}  # infrastructure errors only
-    look = LOOK.format(show=show)
 
     state["updated"] = state.get("updated", False) or figures.get("losses/grad_norm", 0.0) > NO_GRADIENT
     if not _has_signal(figures, args):
@@ -46,7 +45,7 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
             means = f"(return {mean_return:.2f}, success {success:.2f})"
             who = "the episodes of each group" if _in_groups(args) else "all episodes"
             fact = f"{who} have equal returns {means}, so there is nothing to learn from"
-            found["signal"] = f"{fact}\n{_remedy(args, look)}"
+            found["signal"] = f"{fact}\n{_remedy(args, show)}"
 
     state["success"] = state.get("success", False) or success > 0
     returns = [*state.get("returns", []), mean_return]
@@ -54,7 +53,7 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
     half = PATIENCE // 2
     if number >= PATIENCE and not state["success"] and sum(returns[-half:]) <= sum(returns[:half]):
         fact = f"no episode succeeded in {number} iterations, and the mean return does not rise"
-        found["success"] = f"{fact}\n{look}; begin with sft_llm.py, or with easier tasks"
+        found["success"] = f"{fact}\n{_advice(show, 'begin with sft_llm.py, or with easier tasks')}"
 
     if (entropy := figures.get("losses/entropy")) is not None:
         first = state.setdefault("entropy", entropy)
@@ -73,7 +72,7 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
     shortened = "charts/horizon" in figures or getattr(args, "truncation", "outcome") == "bootstrap"
     if figures.get("charts/truncated") == 1 and success == 0 and not shortened:
         fact = "every episode ran out of turns or context before an answer"
-        found["truncated"] = f"{fact}\nraise max_turns or max_context_tokens in --env-kwargs; {look}"
+        found["truncated"] = f"{fact}\n{_advice(show, 'raise max_turns or max_context_tokens in --env-kwargs')}"
 
     given = state.setdefault("given", [])
     new = {name: text for name, text in found.items() if name not in given}
@@ -93,7 +92,7 @@ def at_end(state: Mapping[str, Any], args: Any, show: str) -> str | None:
     rest = ""
     if silent == number:
         rest = ": the rewards taught nothing" if state.get("updated") else ": nothing was trained"
-    return f"warning: {had} in {silent} of {number} iterations{rest}\n  {_remedy(args, LOOK.format(show=show))}"
+    return f"warning: {had} in {silent} of {number} iterations{rest}\n  {_remedy(args, show)}"
 
 
 def _has_signal(figures: Mapping[str, float], args: Any) -> bool:
@@ -110,6 +109,10 @@ def _in_groups(args: Any) -> bool:
     return hasattr(args, "group_size") and getattr(args, "baseline", True)
 
 
-def _remedy(args: Any, look: str) -> str:
+def _remedy(args: Any, show: str) -> str:
     groups = "use a larger --group-size or " if _in_groups(args) else "use "
-    return f"{look}; begin with sft_llm.py; {groups}a higher --temperature"
+    return _advice(show, f"begin with sft_llm.py; {groups}a higher --temperature")
+
+
+def _advice(show: str, advice: str) -> str:
+    return f"{LOOK.format(show=show)}; {advice}" if show else advice

@@ -43,6 +43,16 @@ def test_groups_without_a_signal_are_told_once_and_at_the_end():
     assert watch([IN_GROUPS, EQUAL], **GRPO)[2] is None
 
 
+def test_no_command_prints_episodes_that_are_not_recorded():
+    args, state = SimpleNamespace(**GRPO), {}
+    nothing = EQUAL | {"charts/truncated": 1.0, "charts/episodic_return": 0.0}
+    found = [text for _ in range(10) for text in of_iteration(nothing, state, args, "").values()]
+    assert len(found) == 3 and "; begin with sft_llm.py, or" not in found[1]
+    for text in [*found, at_end(state, args, "")]:
+        remedy = text.splitlines()[1].strip()
+        assert remedy.startswith(("begin with", "raise max_turns")) and "look at" not in text and "``" not in text
+
+
 def test_further_groups_of_dynamic_sampling_may_have_a_signal():
     found = EQUAL | {"losses/grad_norm": 0.2}
     assert watch([found] * 3, **GRPO, dynamic_sampling=2) == ([[]] * 3, [], None)
