@@ -56,7 +56,7 @@ def card(folder: Path, args: Any, summary: Mapping[str, Any], parameters: int) -
             facts[code(f"--{name.replace('_', '-')}")] = code(value)
     rows = [f"| {name} | {value} |" for name, value in (facts | figures(summary)).items()]
     of_run = (folder.parent / "summary.json").is_file()
-    each = evaluations(folder.parent if of_run else Path(), folder, args)
+    each = evaluations(folder.parent if of_run else folder, folder, args)
     use = [shlex.join(["python", "learner/evaluate_llm.py", *flags]) for flags in each]
     use.append(f"vllm serve {shlex.quote(str(folder))}")
     title = re.sub(r"[^\w./ -]", " ", (folder.parent if of_run else folder).name, flags=re.ASCII)

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,7 @@ def test_it_says_what_was_trained_and_how_to_use_it(tmp_path, monkeypatch):
     figures = {"eval/expert_token_loss_first": 10.25, "eval/expert_token_loss_last": 0.0484}
     args = SimpleNamespace(**ARGS | {"model": "scratch", "env_kwargs": '{"max_turns": 2}'})
     metadata, text = parts(card(tmp_path / "policy", args, figures, 1))
+    assert "--model policy --env-id AgentR1/HotpotQA-v0 " in card(Path("policy"), args, figures, 1)
     assert "base_model" not in metadata and metadata["tags"][-1] == "sft"
     assert "| expert-token loss on held-out tasks | 10.2500 before, 0.0484 after |" in text
     assert f"--model {tmp_path}/policy --env-id AgentR1/HotpotQA-v0 --env-kwargs '{{\"max_turns\": 2}}'\n" in text
