@@ -12,7 +12,6 @@
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
 
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,22 +27,22 @@ import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.baselines import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
 from llm_utils import arguments, config_file, distributed
-from llm_utils.records import run_files
+from llm_utils.records import commands, run_files
+from llm_utils.records.displays import interval
 from llm_utils.records.earlier_runs import fill_environment, stack_of_adapters, summary_of_run
 from llm_utils.records.evaluation_files import REPORT, Episodes, load_args
-from llm_utils.records.intervals import mean, proportion
+from llm_utils.records.intervals import proportion
 from llm_utils.records.logger import run_name
 from llm_utils.records.progress import Progress
 from llm_utils.sampling.engine import EngineDied
 from llm_utils.sampling.make_engine import make_chat_engine, make_engine
 from llm_utils.sampling.rollout import Sampler, check_playable
 from llm_utils.setup import threads
-from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
+from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors, print_defaults
 from llm_utils.setup.loading import check_adapter_folder, choose_dtype, load_policy, merge_adapters
 from llm_utils.setup.model_checks import check_context, check_vocabulary
 from llm_utils.setup.pass_rates import write_pass_rates
 from llm_utils.setup.sources import fingerprint, fit_environment, model_files, source_of, tokenizer_source
-from llm_utils.trajectory import OF_TURNS
 
 
 @dataclass
@@ -170,12 +169,7 @@ def summarize(rows: Sequence[Any], seed: int) -> dict[str, dict[str, float]]:
                 of_tasks.setdefault(row.task_index, []).append(float(row.stats[name]))
         values = [float(np.mean(of_task)) for of_task in of_tasks.values()]
         if values and shown not in table:  # our statistics come first
-            is_count = name in (*OF_TURNS, "tokens", "sampled_tokens")
-            if not is_count and 0 <= min(values) and max(values) <= 1:
-                interval = proportion(np.array(values))
-            else:
-                interval = mean(values, seed, resamples=2000)
-            table[shown] = dict(zip(("mean", "low", "high"), interval, strict=True))
+            table[shown] = dict(zip(("mean", "low", "high"), interval(name, values, seed), strict=True))
     return table
 
 
@@ -215,8 +209,7 @@ if __name__ == "__main__":
     for line in fill_environment(args):
         print(line, file=sys.stderr)
     check(args)
-    for name, value in fit_environment(args).items():
-        print(f"default for --model {args.model}: {arguments.flag(name)} {shlex.quote(value)}", file=sys.stderr)
+    print_defaults(fit_environment(args), args)
     run_dir = Path(args.resume or Path("runs") / run_name(args, args.mode))
     device = distributed.device(args.cuda)
     threads.use(args)
@@ -303,4 +296,4 @@ if __name__ == "__main__":
     for shown, value in table.items():
         counted = f"   {value['tasks']} tasks" if "tasks" in value else ""
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]{counted}")
-    print(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes")
+    print(f"written to {run_dir}; {commands.show(run_dir)} prints episodes")

@@ -216,7 +216,7 @@ def test_tables_of_flags_have_the_defaults(page):
         names, texts = re.findall(r"`--([a-z0-9-]+)`", flags), [text.strip("`") for text in defaults.split(", ")]
         for flag, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
             default = fields.get(flag.replace("-", "_"), not fields.get(flag.removeprefix("no-").replace("-", "_")))
-            shown = NO_DEFAULT if default in (None, "") else {str(default)}
+            shown = NO_DEFAULT if default in (None, "", dataclasses.MISSING) else {str(default)}
             shown = {"on" if default else "off"} if isinstance(default, bool) else shown
             assert text in shown or f"AgentR1/{text}-v0" == default, (flag, text, default)
 

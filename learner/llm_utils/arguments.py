@@ -128,7 +128,7 @@ class Common:
 
     # evaluation
     eval_episodes: int = 256
-    """held-out tasks per evaluation (0: no evaluation)"""
+    """held-out tasks per evaluation (0: no evaluation). With several ids: of each id"""
     eval_split: str | list[str] | None = None
     """split to evaluate on (None: test, validation or dev if there is one, else --split). With several ids: one for
     all, or one for each"""

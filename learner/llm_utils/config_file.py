@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date
@@ -21,8 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 
 from agent_r1_tools.text import printable
-from llm_utils import distributed
-from llm_utils.records import run_files
+from llm_utils.records import commands, run_files
 
 NAME = "config.yaml"
 MAX_BYTES = 1 << 20
@@ -162,8 +159,7 @@ def _described(hint: Any) -> str:
 def write(folder: Path, args: Any) -> None:
     """Write the flags of a run into its folder, as they were given: another model or machine has its own defaults.
     Raise OSError."""
-    command = shlex.join([*distributed.launcher(), sys.argv[0], "--config", str(folder / NAME)])
-    command = printable(command).replace("\n", " ")  # the folder's name may hold anything
+    command = commands.this_script("--config", str(folder / NAME))
     head = f"# Every flag of a run. Flags on the command line win over the file. To repeat the run:\n#   {command}\n"
     head += "# The bits are the same if `deterministic` is true, or if no tool depends on the clock.\n" * (
         "deterministic" in asdict(args)

@@ -31,7 +31,7 @@ from llm_utils.sampling.make_engine import make_engine
 from llm_utils.sampling.rollout import Sampler, Tasks, all_tasks, check_playable, first_tasks, most_turns, rollout
 from llm_utils.setup import threads
 from llm_utils.setup.curriculum import check_reach, horizon, stages
-from llm_utils.setup.environments import evaluation_split, ids_of, one_each, quoted, words
+from llm_utils.setup.environments import evaluation_split, ids_of, one_each, print_defaults
 from llm_utils.setup.loading import choose_dtype, load_policy, read_config
 from llm_utils.setup.model_checks import check_attention, check_context, check_vocabulary
 from llm_utils.setup.pass_rates import task_probabilities
@@ -61,9 +61,8 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     given = asdict(args)
     chosen = fit_environment(args) | fill_defaults(args)
     args.open_flags = {name: given[name] for name in chosen}
+    print_defaults(chosen, args)
     if chosen and distributed.rank() == 0:
-        flags = " ".join(f"--{name.replace('_', '-')} {quoted(value)}" for name, value in chosen.items())
-        print(f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}", file=sys.stderr)
         for name, split in zip(ids_of(args), one_each("eval_split", chosen.get("eval_split"), args), strict=True):
             if split == args.split:
                 print(f"{name}: evaluations use the training tasks, split {args.split}", file=sys.stderr)

@@ -100,6 +100,15 @@ def test_the_rows_and_functions_pass_the_check(desk, capsys):
     assert "| 1.000 |" in capsys.readouterr().out  # the demonstrations
 
 
+@pytest.mark.parametrize("heading", ["On one GPU", "On a laptop, without a GPU or an API"])
+def test_every_command_that_names_the_environment_has_its_rows(heading):
+    """Also supervised training on a file, which at the end prints commands to evaluate and improve."""
+    found = [command for command in commands(heading).replace("\\\n", " ").splitlines() if ENV_ID in command]
+    assert len(found) >= 2
+    for command in found:
+        assert '--env-kwargs "$ROWS"' in command, command
+
+
 def test_a_teachers_episodes_become_the_students_data(desk, teacher, student, learn, capsys):
     """Their prompts, turns and masks are those that the student will sample."""
     flags = ["--api", teacher("train", 8), "--api-model", "m", "--tokenizer", student, "--split", "train"]

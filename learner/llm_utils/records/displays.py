@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,10 @@ import numpy as np
 
 from agent_r1.trajectories import transcript
 from agent_r1_tools.text import printable
-from llm_utils import distributed
+from llm_utils.records import commands
 from llm_utils.records.intervals import Interval, difference, mean, proportion
-from llm_utils.recovery import checkpoint
+from llm_utils.setup.environments import ids_of
+from llm_utils.trajectory import OF_TURNS
 
 SHOWN = {"success": "success", "em": "exact match", "f1": "F1", "return": "return"}  # in the table: name, title
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
@@ -24,10 +23,12 @@ WIDTH = 40  # of a sparkline
 LENGTH = 6_000  # characters of an episode in TensorBoard
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of one value per task, with its 95 % interval."""
+def interval(name: str, values: Sequence[float], seed: int = 0) -> Interval:
+    """Return the mean of a statistic's values, one per task, with its 95 % interval: a proportion's for a share."""
     array = np.asarray(values, float)
-    return proportion(array) if ((array >= 0) & (array <= 1)).all() else mean(values, resamples=2000)
+    is_sum = name in (*OF_TURNS, "tokens", "sampled_tokens")  # its values may lie between 0 and 1 by chance
+    is_share = not is_sum and ((array >= 0) & (array <= 1)).all()
+    return proportion(array) if is_share else mean(values, seed, resamples=2000)
 
 
 def sparkline(values: Sequence[float], encoding: str | None = "utf-8") -> str:
@@ -85,18 +86,27 @@ def change(before: Mapping[str, float], after: Mapping[str, float], history: Seq
 
 
 def samples(rows: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return headings and transcripts of two episodes: a failed and a successful one if there are both."""
-    valid = [row for row in rows if not row.fault and row.record.get("messages")]
-    failed = [row for row in valid if not row.stats.get("success")]
-    solved = [row for row in valid if row.stats.get("success")]
+    """Return headings and transcripts of two episodes of each environment: a failed and a successful one if there are
+    both."""
+    of_envs: dict[str, list[Any]] = {}  # without an id in a run on one environment
+    for row in rows:
+        if not row.fault and row.record.get("messages"):
+            of_envs.setdefault(row.record.get("env_id", ""), []).append(row)
+    chosen = []
+    for valid in of_envs.values():
+        failed = [row for row in valid if not row.stats.get("success")]
+        solved = [row for row in valid if row.stats.get("success")]
+        chosen += [failed[0], solved[0]] if failed and solved else valid[:2]
     found = []
-    for row in [*failed[:1], *solved[:1]] if failed and solved else valid[:2]:
+    for row in chosen:
         end = "success" if row.stats.get("success") else "no success"
+        env_id, index = row.record.get("env_id"), row.record.get("task_index", row.task_index)
         text = transcript(row.record["messages"], row.record.get("reward_terms") or [])
         if len(text) > LENGTH:
             half, cut = LENGTH // 2, len(text) - LENGTH
             text = f"{text[:half]}\n... [{cut} characters cut] ...\n{text[-half:]}"
-        found.append((f"task index {row.task_index}, {end}, return {row.stats['return']:+.2f}", text))
+        task = f"{env_id}, task index {index}" if env_id else f"task index {index}"
+        found.append((f"{task}, {end}, return {row.stats['return']:+.2f}", text))
     return found
 
 
@@ -115,42 +125,44 @@ def as_html(texts: Sequence[tuple[str, str]]) -> str:
     return "".join(f"<p>{html.escape(heading)}</p><pre>{html.escape(text)}</pre>" for heading, text in texts)
 
 
-def show_command(run_dir: Path | str) -> str:
-    """Return the command that prints a run's episodes."""
-    return printable(shlex.join([_python(), "-m", "agent_r1.show", str(run_dir)]))
-
-
 def last_lines(run_dir: Path, model: Path, args: Any) -> str:
     """Return the last lines of a training run: its folder, the model's, and commands to copy.
 
     There are no commands for files that were not written.
     """
     saved, kept = (model / "config.json").is_file(), run_dir / "checkpoint"
-    flags = _environment_flags(args)
-    commands = {}
+    lines = []
     if getattr(args, "log_trajectories", 0):
-        commands["look at it"] = show_command(run_dir)
+        lines.append(("look at it", commands.show(run_dir)))
+    each: list[list[str]] = []
     if saved or (kept / "policy" / "config.json").is_file():
-        commands["evaluate it"] = _script("evaluate_llm.py", *evaluated(run_dir, model, args))
+        each = evaluations(run_dir, model, args)
     elif (kept / "policy" / "adapter_config.json").is_file():
-        commands["evaluate it"] = _script("evaluate_llm.py", "--adapter", str(kept / "policy"))
+        each = _for_each_id(["--adapter", str(kept / "policy")], args)
+    lines += [("evaluate it", commands.script_beside("evaluate_llm.py", *flags)) for flags in each]
     if hasattr(args, "total_episodes"):
         if (kept / "state.json").is_file():
-            further = f"{checkpoint.resume_command(run_dir)} --total-episodes {2 * args.total_episodes}"
-            commands["train further"] = printable(further)
+            further = commands.resume(run_dir, "--total-episodes", str(2 * args.total_episodes))
+            lines.append(("train further", further))
     elif saved:
         name = str(run_dir if model.parent == run_dir else model)
-        commands["improve it"] = _script("grpo_llm.py", "--model", name, *flags)
+        improve = commands.script_beside("grpo_llm.py", "--model", name, *_environment_flags(args))
+        lines.append(("improve it", improve))
     where = f"written to {run_dir}" + f", the model to {model}" * saved
-    return "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in commands.items())])
+    return "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in lines)])
 
 
-def evaluated(run_dir: Path, model: Path, args: Any) -> list[str]:
-    """Return the flags with which evaluate_llm.py evaluates a run's model on the run's environment, or its first."""
+def evaluations(run_dir: Path, model: Path, args: Any) -> list[list[str]]:
+    """Return the flags with which evaluate_llm.py evaluates a run's model, for each of the run's environments."""
     if model.parent != run_dir:  # only a run's folder names its environment
-        return ["--model", str(model), *_environment_flags(args)]
-    first = [] if isinstance(args.env_id, str) else ["--env-id", args.env_id[0]]
-    return ["--model", str(run_dir), *first]
+        return [["--model", str(model), *_environment_flags(args)]]
+    return _for_each_id(["--model", str(run_dir)], args)
+
+
+def _for_each_id(flags: list[str], args: Any) -> list[list[str]]:
+    """Return the flags once for each of several environments, with its id. A single one is the run's."""
+    ids = ids_of(args)
+    return [[*flags, "--env-id", env_id] for env_id in ids] if len(ids) > 1 else [flags]
 
 
 def _environment_flags(args: Any) -> list[str]:
@@ -159,12 +171,3 @@ def _environment_flags(args: Any) -> list[str]:
     defaults = ("AgentR1/MultihopWorld-v0", "{}", None)
     changed = [item for item, default in zip(flags.items(), defaults, strict=True) if item[1] != default]
     return [word for flag, value in changed for word in (flag, *([value] if isinstance(value, str) else value))]
-
-
-def _python() -> str:
-    return distributed.shell_name(Path(sys.executable))
-
-
-def _script(name: str, *words: str) -> str:
-    """Return a command with the script `name` next to the running one."""
-    return printable(shlex.join([_python(), str(Path(sys.argv[0]).with_name(name)), *words]))

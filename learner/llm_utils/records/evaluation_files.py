@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from llm_utils import arguments
 from llm_utils.arguments import ArgsT
-from llm_utils.records import run_files
-from llm_utils.recovery import checkpoint, disk, signals
+from llm_utils.records import commands, run_files
+from llm_utils.recovery import disk, signals
 from llm_utils.trajectory import Trajectory
 
 ROWS, REPORT = "trajectories.jsonl", "evaluation.json"
@@ -143,7 +143,7 @@ class Episodes:
                 with suppress(OSError):  # a full disk may reject buffered data
                     self.file.close()
                 num_kept = sum(not episode.fault for episode in self.played.values())
-                command = checkpoint.resume_command(self.path.parent)
+                command = commands.resume(self.path.parent)
                 remedy = f"{num_kept} of {total} episodes are kept; resume with\n  {command}"
                 if isinstance(error, SystemExit) and not num_kept:
                     remedy = ""  # it could not begin, and the error says why

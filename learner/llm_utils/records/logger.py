@@ -7,6 +7,7 @@ every mean and counted separately.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import secrets
@@ -21,15 +22,15 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from llm_utils import config_file
-from llm_utils.records import displays, run_files, run_warnings, tracking
+from llm_utils.records import commands, displays, run_files, run_warnings, tracking
 from llm_utils.records.progress import Progress, duration
 from llm_utils.setup.environments import words
 
 
 def run_name(args: Any, *more: str) -> str:
     """Return the name of a new run's folder. `more` follows the name of the experiment."""
-    words = [run_files.name_of(args.env_id), args.exp_name, *more, str(args.seed), str(int(time.time()))]
-    return re.sub("[/:]", "_", "__".join(words))
+    parts = [run_files.name_of(args.env_id), args.exp_name, *more, str(args.seed), str(int(time.time()))]
+    return re.sub("[/:]", "_", "__".join(parts))
 
 
 def open_writer(run_dir: Path, args: Any, run: dict[str, Any], purge_step: int | None) -> SummaryWriter:
@@ -68,7 +69,8 @@ class Logger:
         run_files.drop_later_rows(run_dir / "trajectories.jsonl", run["iteration"])
         self.writer = open_writer(run_dir, args, run, run["global_step"] + 1 if resumed else None)
         done = run["iteration"] * args.episodes_per_iteration
-        self.begun, self.show = (run["iteration"], run["train_seconds"]), displays.show_command(run_dir)
+        self.begun = (run["iteration"], run["train_seconds"])
+        self.show = commands.show(run_dir) if args.log_trajectories else ""
         self.num_iterations = total_episodes // args.episodes_per_iteration
         label = f"iteration {run['iteration']}/{self.num_iterations}"
         self.bar = Progress(total_episodes, "episode", label, done, lines=0, with_clock=False)
@@ -152,6 +154,8 @@ class Logger:
             for name, key in (("exact_match", "em"), ("success", "success")):
                 run["summary"].setdefault(f"{tag}/{name}_first", figures.get(key))
                 run["summary"][f"{tag}/{name}_last"] = figures.get(key)
+        for env, group in by_environment(valid).items():
+            run["summary"][f"eval/{env}/episodes"] = len(group)
         self.writer.flush()
         self.summary(run)
         self.table(valid, run)
@@ -161,17 +165,13 @@ class Logger:
         """Print the table of an evaluation, and one for each of several environments. The means of all evaluations are
         kept in `run`, and so in checkpoints."""
         groups = {"": valid, **{f"{env}/": group for env, group in by_environment(valid).items()}}
-        values = {
-            f"{env}{name}": [row.stats[name] for row in group if name in row.stats]
-            for env, group in groups.items() for name in displays.SHOWN
-        }  # fmt: skip
-        intervals = {name: displays.interval(numbers) for name, numbers in values.items() if numbers}
+        intervals = {}
+        for name, (env, group) in itertools.product(displays.SHOWN, groups.items()):
+            if values := [row.stats[name] for row in group if name in row.stats]:
+                intervals[f"{env}{name}"] = displays.interval(name, values)
         means = {name: value for name, (value, _, _) in intervals.items()}
         run.setdefault("evaluations", []).append({"iteration": run["iteration"], **means})
-        successes = {
-            f"{row.record.get('env_id', '')} {row.task_index}": row.stats["success"]
-            for row in valid if "success" in row.stats
-        }  # fmt: skip
+        successes = {str(row.task_index): row.stats["success"] for row in valid if "success" in row.stats}
         run["success_after"] = successes
         run.setdefault("success_before", successes)
         if any(successes.values()):

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_r1_tools.text import printable
 from llm_utils import distributed
-from llm_utils.records.displays import evaluated
+from llm_utils.records.displays import evaluations
 from llm_utils.records.earlier_runs import beginning_of_run
 from llm_utils.records.intervals import wilson
 from llm_utils.recovery.checkpoint import save_model
@@ -51,11 +51,14 @@ def card(folder: Path, args: Any, summary: Mapping[str, Any], parameters: int) -
         "algorithm": code(f"{script}.py"),
     }
     for name in FLAGS:
-        if getattr(args, name, None) not in (None, "", 0, "{}"):
-            facts[code(f"--{name.replace('_', '-')}")] = code(getattr(args, name))
+        value = getattr(args, name, None)
+        if value not in (None, "", 0, "{}") or (name == "seed" and value == 0):
+            facts[code(f"--{name.replace('_', '-')}")] = code(value)
     rows = [f"| {name} | {value} |" for name, value in (facts | figures(summary)).items()]
     of_run = (folder.parent / "summary.json").is_file()
-    evaluate = ["python", "learner/evaluate_llm.py", *evaluated(folder.parent if of_run else Path(), folder, args)]
+    each = evaluations(folder.parent if of_run else folder, folder, args)
+    use = [shlex.join(["python", "learner/evaluate_llm.py", *flags]) for flags in each]
+    use.append(f"vllm serve {shlex.quote(str(folder))}")
     title = re.sub(r"[^\w./ -]", " ", (folder.parent if of_run else folder).name, flags=re.ASCII)
     parts = [
         "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in metadata.items()) + "---",
@@ -63,7 +66,7 @@ def card(folder: Path, args: Any, summary: Mapping[str, Any], parameters: int) -
         "A policy that solves tasks by calling tools, trained with Agent-R1 for Gymnasium.",
         "\n".join(["| | |", "|---|---|", *rows]),
         "Evaluate it, or serve it:",
-        f"```bash\n{one_line(shlex.join(evaluate))}\n{one_line(f'vllm serve {shlex.quote(str(folder))}')}\n```",
+        "\n".join(["```bash", *map(one_line, use), "```"]),
         "The licence is that of the base model.",
     ]
     if args.tokenizer == "byte":
@@ -72,15 +75,19 @@ def card(folder: Path, args: Any, summary: Mapping[str, Any], parameters: int) -
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return the rows of the table about evaluations, before and after training."""
-    rows, count = {}, summary.get("eval/episodes")
+    """Return the rows of the table about evaluations, before and after training; of a run on several environments also
+    those of each."""
+    rows = {}
     names = {"success": "success", "exact_match": "exact match", "expert_token_loss": "expert-token loss"}
-    for name, shown in names.items():
-        values = [summary.get(f"eval/{name}_{when}") for when in ("first", "last")]
-        numbers = [_with_interval(value, count) for value in values if isinstance(value, int | float)]
-        if len(numbers) == 2:
-            title = f"{shown} on {count} held-out tasks, greedy" if count else f"{shown} on held-out tasks"
-            rows[title] = f"{numbers[0]} before, {numbers[1]} after"
+    for env in dict.fromkeys(key.rpartition("/")[0] for key in summary if key.startswith("eval/")):
+        count, of_env = summary.get(f"{env}/episodes"), env.removeprefix("eval").removeprefix("/")
+        for name, shown in names.items():
+            values = [summary.get(f"{env}/{name}_{when}") for when in ("first", "last")]
+            numbers = [_with_interval(value, count) for value in values if isinstance(value, int | float)]
+            if len(numbers) == 2:
+                title = f"{shown} on {count} held-out tasks" if count else f"{shown} on held-out tasks"
+                title += f" of {code(of_env)}" * bool(of_env) + ", greedy" * bool(count)
+                rows[title] = f"{numbers[0]} before, {numbers[1]} after"
     return rows
 
 

@@ -37,17 +37,16 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
 
     `figures` are the logged scalars by name, and two more: `valid`, the number of episodes without an infrastructure
     error, and `advantage`, the largest absolute advantage of a trained token. `show` is the command that prints the
-    run's episodes. A warning has two lines: the fact, then the remedy.
+    run's episodes ("" if none are recorded). A warning has two lines: the fact, then the remedy.
     """
     found: dict[str, str] = {}
     state["iterations"] = number = state.get("iterations", 0) + 1
     success, mean_return = figures.get("charts/success"), figures.get("charts/episodic_return")
     if success is None or mean_return is None:
         return {}  # infrastructure errors only
-    look = LOOK.format(show=show)
 
     if figures["valid"] > 1 and number > getattr(args, "critic_warmup", 0):  # before, only the critic is trained
-        found |= _without_signal(figures, state, args, look)
+        found |= _without_signal(figures, state, args, show)
 
     state["success"] = state.get("success", False) or success > 0
     if not state["success"] and not _shortened(number, args):
@@ -56,7 +55,7 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
         if state["failing"] == PATIENCE:
             means = f"(mean return {first_return:.2f} at first, now {mean_return:.2f})"
             fact = f"no episode succeeded in {PATIENCE} iterations {means}"
-            found["success"] = f"{fact}\n{look}; begin with sft_llm.py, or with easier tasks"
+            found["success"] = f"{fact}\n{_advice(show, 'begin with sft_llm.py, or with easier tasks')}"
 
     if (entropy := figures.get("losses/entropy")) is not None:
         first = state.setdefault("entropy", entropy)
@@ -75,7 +74,7 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
     shortened = "charts/horizon" in figures or getattr(args, "truncation", "outcome") == "bootstrap"
     if figures.get("charts/truncated") == 1 and success == 0 and _all_equal(figures) and not shortened:
         fact = "every episode ran out of turns or context before an answer"
-        found["truncated"] = f"{fact}\nraise max_turns or max_context_tokens in --env-kwargs; {look}"
+        found["truncated"] = f"{fact}\n{_advice(show, 'raise max_turns or max_context_tokens in --env-kwargs')}"
 
     given = state.setdefault("given", [])
     new = {name: text for name, text in found.items() if name not in given}
@@ -83,12 +82,13 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
     return {name: f"warning: iteration {number}: {text.replace(chr(10), chr(10) + '  ')}" for name, text in new.items()}
 
 
-def _without_signal(figures: Mapping[str, float], state: dict[str, Any], args: Any, look: str) -> dict[str, str]:
+def _without_signal(figures: Mapping[str, float], state: dict[str, Any], args: Any, show: str) -> dict[str, str]:
     """Count an iteration that may update the policy. Return a warning if nothing was trained, or without a signal."""
     state["judged"] = state.get("judged", 0) + 1
     if "losses/policy_loss" not in figures or figures.get("charts/rejected") == 1:
         state["untrained"] = state.get("untrained", 0) + 1
-        return {"untrained": f"{_untrained(args)}; {look}"}
+        fact, remedy = _untrained(args)
+        return {"untrained": f"{fact}\n{_advice(show, remedy)}"}
     state["updated"] = state.get("updated", False) or figures.get("losses/grad_norm", 0.0) > NO_GRADIENT
     success, mean_return = figures["charts/success"], figures["charts/episodic_return"]
     without = 1
@@ -105,7 +105,7 @@ def _without_signal(figures: Mapping[str, float], state: dict[str, Any], args: A
     means = f"(return {mean_return:.2f}, success {success:.2f})"
     who = "the episodes of each group" if _in_groups(args) else "all episodes"
     fact = f"{who} have equal returns {means}, so there is nothing to learn from"
-    return {"signal": f"{fact}\n{_remedy(args, look)}"}
+    return {"signal": f"{fact}\n{_remedy(args, show)}"}
 
 
 def _has_signal(figures: Mapping[str, float], args: Any) -> bool:
@@ -146,11 +146,12 @@ def _all_equal(figures: Mapping[str, float]) -> bool:
     return figures["valid"] > 1 and figures.get("charts/return_std", 1.0) < 1e-6
 
 
-def _untrained(args: Any) -> str:
+def _untrained(args: Any) -> tuple[str, str]:
+    """Return the fact that nothing was trained, and the remedy."""
     if getattr(args, "reject_ratio", 0):
         fact = f"--reject-ratio {args.reject_ratio:g} dropped every episode, so nothing was trained"
-        return f"{fact}\nuse a larger one, or {_same_model(args)}"
-    return "no episode has a token to train on, so nothing was trained\nraise max_context_tokens in --env-kwargs"
+        return fact, f"use a larger one, or {_same_model(args)}"
+    return "no episode has a token to train on, so nothing was trained", "raise max_context_tokens in --env-kwargs"
 
 
 def _same_model(args: Any) -> str:
@@ -161,7 +162,8 @@ def at_end(state: Mapping[str, Any], args: Any, show: str) -> str | None:
     """Return the warning at the end of a run if most iterations that train the policy had no signal, else None."""
     number, silent, solved = state.get("judged", 0), state.get("silent", 0), state.get("solved", 0)
     if 2 * (untrained := state.get("untrained", 0)) > number:
-        return f"warning: in {untrained} of {number} iterations {_untrained(args)}".replace("\n", "\n  ")
+        fact, remedy = _untrained(args)
+        return f"warning: in {untrained} of {number} iterations {fact}\n  {remedy}"
     if number and solved + silent == number and solved > silent:
         fact = f"every episode succeeded in {solved} of {number} iterations: nothing was left to learn"
         return f"warning: {fact}\n  use harder tasks, or draw them with --sample-by-pass-rate"
@@ -171,13 +173,17 @@ def at_end(state: Mapping[str, Any], args: Any, show: str) -> str | None:
     rest = ""
     if silent == number:
         rest = ": the rewards taught nothing" if state.get("updated") else ": nothing was trained"
-    return f"warning: {had} in {silent} of {number} iterations{rest}\n  {_remedy(args, LOOK.format(show=show))}"
+    return f"warning: {had} in {silent} of {number} iterations{rest}\n  {_remedy(args, show)}"
 
 
 def _in_groups(args: Any) -> bool:
     return hasattr(args, "group_size") and getattr(args, "baseline", True)
 
 
-def _remedy(args: Any, look: str) -> str:
+def _remedy(args: Any, show: str) -> str:
     groups = "use a larger --group-size or " if _in_groups(args) else "use "
-    return f"{look}; begin with sft_llm.py; {groups}a higher --temperature"
+    return _advice(show, f"begin with sft_llm.py; {groups}a higher --temperature")
+
+
+def _advice(show: str, advice: str) -> str:
+    return f"{LOOK.format(show=show)}; {advice}" if show else advice

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shlex
 import shutil
 import sys
 import time
@@ -29,7 +28,7 @@ from torch import nn
 from agent_r1.text.tokenizers import load_tokenizer
 from agent_r1_tools.text import printable
 from llm_utils import arguments, distributed
-from llm_utils.records import run_files
+from llm_utils.records import commands, run_files
 from llm_utils.records.run_files import append_rows, claim, sync, sync_one, write_json
 from llm_utils.recovery import disk, signals
 from llm_utils.setup.loading import without_bars
@@ -236,12 +235,7 @@ def _save_and_describe(saver: Checkpointer, save: bool) -> str:
     except (OSError, ValueError):
         return f"{status}; the run's files are in {saver.folder.parent}"
     status = status if status.startswith("resume") else f"{status}; resume"
-    return f"{status} with\n  {resume_command(saver.folder.parent)}"
-
-
-def resume_command(run_dir: Path) -> str:
-    """Return the command that resumes a run."""
-    return shlex.join([*distributed.launcher(), sys.argv[0], "--resume", str(run_dir)])
+    return f"{status} with\n  {commands.resume(saver.folder.parent)}"
 
 
 def save_policy(policy: Any, folder: Path, state: dict[str, Any]) -> None:

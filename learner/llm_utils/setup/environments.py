@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
@@ -19,6 +20,7 @@ from agent_r1.text.tokenizers import DamagedTokenizerError, TokenizerNotFoundErr
 from agent_r1.vector import vector_spec
 from agent_r1.vector_mix import environment_shares, mixed_spec
 from agent_r1_tools.text import printable
+from llm_utils import distributed
 
 ONE_OR_EACH = ("env_id", "env_kwargs", "eval_split")  # arguments that may be a list, for several environments
 
@@ -36,6 +38,13 @@ def words(value: Any) -> str:
 def quoted(value: Any) -> str:
     """Return a flag's value as it is typed in a shell."""
     return shlex.join(map(str, value if isinstance(value, list) else [value]))
+
+
+def print_defaults(chosen: Mapping[str, Any], args: Any) -> None:
+    """Print the flags that a script chose for the user, as they are typed. Only rank 0 prints."""
+    if chosen and distributed.launched_rank() == 0:
+        flags = " ".join(f"--{name.replace('_', '-')} {quoted(value)}" for name, value in chosen.items())
+        print(f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}", file=sys.stderr)
 
 
 def one_each(name: str, value: Any, args: Any) -> list[Any]:

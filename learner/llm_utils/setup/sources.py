@@ -36,8 +36,8 @@ def model_source(name: str, env_id: str | list[str]) -> str:
             if (candidate / "adapter_config.json").is_file():
                 raise SystemExit(
                     f"--model {name}: {candidate} holds only adapters. Evaluate them with evaluate_llm.py --adapter "
-                    f"{candidate}, continue that run with --resume, use its model/ (--save-model), or merge the "
-                    "adapters with peft's merge_and_unload()"
+                    f"{candidate}, continue that run with --resume, use its model/, which it has without "
+                    "--no-save-model, or merge the adapters with peft's merge_and_unload()"
                 )
         raise SystemExit(f"--model {name}: the folder has no config.json; use a folder made by save_pretrained()")
     if os.path.isfile(folder):

@@ -11,7 +11,7 @@ import pytest
 import sft_llm
 
 from llm_utils.records import displays
-from llm_utils.records.intervals import difference
+from llm_utils.records.intervals import difference, proportion
 from llm_utils.records.logger import Logger
 
 
@@ -65,6 +65,26 @@ def test_a_failed_and_a_successful_episode_as_text(rows):
     assert "# of 1" in displays.samples(rows)[0][1]
 
 
+def test_each_of_several_environments_has_two_episodes_with_its_own_numbers(rows, made_up_rows):
+    more = made_up_rows(1, 4)
+    for number, row in enumerate([*rows, *more]):
+        row.task_index, own = 500 + number, number % 4
+        row.stats["success"] = float(number in (1, 2, 5))
+        row.record = {**rows[0].record, "env_id": f"my/{'AB'[number > 3]}-v0", "task_index": own}
+    found = [heading.rpartition(",")[0] for heading, _ in displays.samples([*rows, *more])]
+    assert found == [
+        "my/A-v0, task index 0, no success", "my/A-v0, task index 1, success",
+        "my/B-v0, task index 0, no success", "my/B-v0, task index 1, success",
+    ]  # fmt: skip
+
+
+def test_returns_are_no_shares():
+    assert displays.interval("return", [0.1, 0.1]) == pytest.approx((0.1, 0.1, 0.1))
+    for name in ("success", "em", "support_recall"):
+        assert displays.interval(name, [0.0, 0.0]) == proportion(np.zeros(2)) and proportion(np.zeros(2))[2] > 0.6
+    assert displays.interval("support_recall", [0.5, 3.0])[2] > 1
+
+
 def test_text_of_a_model_stays_in_its_block(rows):
     from tensorboard.plugin_util import markdown_to_safe_html
 
@@ -86,6 +106,19 @@ def test_tensorboard_has_the_episodes(rows, tmp_path, capsys):
     assert "evaluation after 0 iterations: 4 tasks of split test, greedy\n" in capsys.readouterr().out
     assert json.loads(json.dumps(run))["evaluations"] == [{"iteration": 0, "success": 0.25, "return": pytest.approx(
         np.mean([row.stats["return"] for row in rows]))}]  # fmt: skip
+
+
+def test_the_summary_counts_the_tasks_of_each_environment(rows, tmp_path):
+    for number, row in enumerate(rows):
+        row.task_index, row.record["env_id"] = number, f"AgentR1/{'AB'[number > 0]}-v0"
+    run = {"iteration": 0, "global_step": 0, "train_seconds": 0.0, "summary": {}}
+    logger = Logger(tmp_path, grpo_llm.Args(log_trajectories=0), 8, run)
+    logger.evaluation(rows, run)
+    logger.bar.close()
+    logger.writer.close()
+    assert run["summary"]["eval/A-v0/episodes"] == 1 and run["summary"]["eval/B-v0/episodes"] == 3
+    assert run["success_before"] == {str(i): float(i == 2) for i in range(4)}
+    assert logger.show == ""  # no episodes are recorded
 
 
 def commands(text):
@@ -111,6 +144,20 @@ def test_the_last_lines_name_what_was_written(tmp_path, monkeypatch):
     (run_dir / "model" / "config.json").unlink()
     found = commands(displays.last_lines(run_dir, run_dir / "model", args))
     assert found["evaluate it"][2:] == ["--adapter", str(run_dir / "checkpoint" / "policy")]
+
+
+def test_a_run_on_several_environments_is_evaluated_on_each(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["learner/grpo_llm.py"])
+    args = grpo_llm.Args(env_id=["AgentR1/A-v0", "my:Mine/B-v0"])
+    for file, words in (
+        ("checkpoint/policy/adapter_config.json", ["--adapter", str(tmp_path / "checkpoint" / "policy")]),
+        ("model/config.json", ["--model", str(tmp_path)]),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("{}")
+        text = displays.last_lines(tmp_path, tmp_path / "model", args)
+        found = [shlex.split(line)[3:] for line in text.splitlines() if "evaluate it:" in line]
+        assert found == [["learner/evaluate_llm.py", *words, "--env-id", env_id] for env_id in args.env_id]
 
 
 def test_the_last_lines_of_supervised_training(tmp_path, monkeypatch):

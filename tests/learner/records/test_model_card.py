@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -40,9 +41,29 @@ def test_it_says_what_was_trained_and_how_to_use_it(tmp_path, monkeypatch):
     figures = {"eval/expert_token_loss_first": 10.25, "eval/expert_token_loss_last": 0.0484}
     args = SimpleNamespace(**ARGS | {"model": "scratch", "env_kwargs": '{"max_turns": 2}'})
     metadata, text = parts(card(tmp_path / "policy", args, figures, 1))
+    assert "--model policy --env-id AgentR1/HotpotQA-v0 " in card(Path("policy"), args, figures, 1)
     assert "base_model" not in metadata and metadata["tags"][-1] == "sft"
     assert "| expert-token loss on held-out tasks | 10.2500 before, 0.0484 after |" in text
     assert f"--model {tmp_path}/policy --env-id AgentR1/HotpotQA-v0 --env-kwargs '{{\"max_turns\": 2}}'\n" in text
+
+
+def test_a_run_on_several_environments_has_figures_and_a_command_of_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["learner/grpo_llm.py"])
+    run = tmp_path / "run_1"
+    run.mkdir()
+    (run / "summary.json").write_text("{}")
+    ids = ["AgentR1/HotpotQA-v0", "my:Mine/Own-v0"]
+    of_each = {"eval/HotpotQA-v0/success_first": 0.1, "eval/HotpotQA-v0/success_last": 0.2}
+    of_each |= {"eval/HotpotQA-v0/episodes": 100}
+    of_each |= {"eval/Mine/Own-v0/success_first": 0.4, "eval/Mine/Own-v0/success_last": 0.8}
+    args = SimpleNamespace(**ARGS | {"env_id": ids, "env_kwargs": ["{}", "{}"], "seed": 0, "lora_rank": 0})
+    text = card(run / "model", args, FIGURES | of_each, 1)
+    assert "| success on 200 held-out tasks, greedy | 0.250 (" in text
+    assert "| success on 100 held-out tasks of `HotpotQA-v0`, greedy | 0.100 (95 % CI 0.055 to 0.174) before, " in text
+    assert "| success on held-out tasks of `Mine/Own-v0` | 0.4000 before, 0.8000 after |" in text
+    assert "| `--seed` | `0` |" in text and "--lora-rank" not in text
+    for env_id in ids:
+        assert f"evaluate_llm.py --model {run} --env-id {env_id}\n" in text
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,16 @@ def test_groups_without_a_signal_are_told_once_and_at_the_end():
     assert watch([IN_GROUPS, EQUAL], **GRPO)[2] is None
 
 
+def test_no_command_prints_episodes_that_are_not_recorded():
+    args, state = SimpleNamespace(**GRPO), {}
+    nothing = EQUAL | {"charts/truncated": 1.0, "charts/episodic_return": 0.0}
+    found = [text for _ in range(10) for text in of_iteration(nothing, state, args, "").values()]
+    assert len(found) == 3 and "; begin with sft_llm.py, or" not in found[1]
+    for text in [*found, at_end(state, args, "")]:
+        remedy = text.splitlines()[1].strip()
+        assert remedy.startswith(("begin with", "raise max_turns")) and "look at" not in text and "``" not in text
+
+
 def test_further_groups_of_dynamic_sampling_may_have_a_signal():
     found = EQUAL | {"losses/grad_norm": 0.2, "advantage": 1.0}
     assert watch([found] * 3, **GRPO, dynamic_sampling=2) == ([[]] * 3, [], None)
@@ -59,7 +69,7 @@ def test_a_rejected_batch_is_not_trained():
     rejected |= {"charts/rejected": 1.0, "advantage": 0.0, "sampler/gap_mean": 0.4}
     names, (text,), end = watch([rejected] * 3, **GRPO, reject_ratio=1.1)
     assert names == [["untrained"], [], []]
-    assert "iteration 1: --reject-ratio 1.1 dropped every episode, so nothing was trained\n  use a larger one" in text
+    assert "iteration 1: --reject-ratio 1.1 dropped every episode, so nothing was trained\n" in text
     assert end.startswith("warning: in 3 of 3 iterations --reject-ratio 1.1 dropped every episode")
     assert watch([IN_GROUPS | {"charts/rejected": 0.9}] * 3, **GRPO, reject_ratio=1.1) == ([[]] * 3, [], None)
     no_tokens = {name: value for name, value in rejected.items() if "rejected" not in name and "gap" not in name}

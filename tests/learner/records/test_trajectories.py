@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import show
+from llm_utils.records import commands
 
 FLAGS = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-envs", 8, "--num-threads", 1]
 FLAGS += ["--episodes-per-iteration", 8, "--num-minibatches", 1, "--eval-episodes", 0]
@@ -90,7 +91,7 @@ def test_supervised_training_and_evaluations_name_their_folder(learn, tmp_path, 
     run_dir = learn("sft_llm", "--model", "tiny", "--data", tmp_path / "rows.jsonl", "--num-steps", 1)
     assert f"written to {run_dir}, the model to {run_dir / 'model'}\n" in capsys.readouterr().out
     run_dir = learn("evaluate_llm", "--episodes", 2, "--num-envs", 2, "--num-threads", 1)
-    assert f"written to {run_dir}; python -m agent_r1.show {run_dir} prints episodes\n" in capsys.readouterr().out
+    assert f"written to {run_dir}; {commands.show(run_dir)} prints episodes\n" in capsys.readouterr().out
     rows = read(run_dir)
     assert [row["mode"] for row in rows] == ["agent"] * 2 and all(row["messages"] and row["model"] for row in rows)
     show.main([str(run_dir), "--raw"])

@@ -62,7 +62,8 @@ def test_a_base_model_learns_with_the_template_of_a_file(learn, base_model, caps
     shutil.rmtree(run / "model")
     played = learn("evaluate_llm", "--model", run, *few, "--exp-name", "checkpoint")
     assert all("CALL ONE SO:" in prompt for prompt in prompts(played))
-    assert f"default for --model {run}: --chat-template chat.jinja" in capsys.readouterr().err
+    shown = "--env-id AgentR1/MultihopWorld-v0: --chat-template chat.jinja"
+    assert f"defaults for --model {run} and {shown}\n" in capsys.readouterr().err
 
     Path("chat.jinja").write_text(LOUD.replace("CALL", "DO"))
     with pytest.raises(SystemExit, match="the model's files have changed"):
@@ -194,7 +195,8 @@ def test_a_short_model_trains_and_is_evaluated_without_further_flags(learn, shor
     learn("grpo_llm", "--resume", run, "--total-episodes", 16, *SHORT)  # as it was typed at first
     learn("evaluate_llm", "--model", run, "--episodes", 2, *SMALL)
     learn("evaluate_llm", "--model", short_model, "--episodes", 2, *words, *SHORT, "--exp-name", "base")
-    assert f"default for --model {short_model}: {shown}" in capsys.readouterr().err
+    beginning = f"defaults for --model {short_model} and --env-id AgentR1/ArithmeticWorld-v0: "
+    assert f"{beginning}{shown}\n" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="up to 1024 tokens, but the model has 512 positions"):
         learn("grpo_llm", "--model", short_model, *words, *LEARN[len(SMALL):], "--env-kwargs",
               '{"max_context_tokens": 1024}')  # fmt: skip
