@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agent_r1.arguments import ArgumentError, function_tool, named_function
-from agent_r1.baselines import ONLY_EXPERTS, Baselines
+from agent_r1.baselines import ONLY_EXPERTS, Baselines, UnwrittenError
 from agent_r1.judges.mathematics import judge, require_math_verify
 from agent_r1.judges.models import verdict
 from agent_r1.rewards import exact_match, f1, find_answers
@@ -171,8 +171,8 @@ class RowsEnv(Baselines, ToolEnv):
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """Return the assistant's turns of the row's messages, or the right answer as one turn.
 
-        If the last message has no <answer>, the row's first answer is added. Raises ValueError with `rng`, for a row
-        without an answer, and for a call that the row's tools or the dialect do not take.
+        If the last message has no <answer>, the row's first answer is added. Raises ValueError with `rng` and for a row
+        without an answer, UnwrittenError for a call that the row's tools or the dialect do not take.
         """
         turns, answers = self.rows[self.episode.task_index]["turns"], self.task.answers
         if rng is not None or not (turns or answers):
@@ -181,30 +181,30 @@ class RowsEnv(Baselines, ToolEnv):
         if texts and not turns[-1]["tool_calls"] and find_answers(texts[-1].rpartition("</think>")[2]):
             return texts
         if not answers:
-            raise ValueError(f"row {self.task.id}: the last message has no <answer>, and the row has no answer")
+            raise UnwrittenError(f"row {self.task.id}: the last message has no <answer>, and the row has no answer")
         last = f"<answer>{answers[0]}</answer>"
         return [*texts[:-1], f"{texts[-1]}\n{last}"] if texts and not turns[-1]["tool_calls"] else [*texts, last]
 
     def _write(self, turn: Mapping[str, Any]) -> str:
         """Write an assistant's message in the dialect. Names of control tokens stay text, except the tags of thoughts.
 
-        Raises ValueError for a call that could not be made, and for a text that would become a control token.
+        Raises UnwrittenError for a call that could not be made, and for a text that would become a control token.
         """
         dialect, content = self.dialect, turn["content"]
         codec, thoughts = dialect.codec, dialect.think_tags
         for name in sorted({*codec.controls, *(dialect.call_tags or ())} - {*thoughts}):
             content = content.replace(name, f"{name[0]} {name[1:]}")
         if {*codec.controls_in(codec.encode_text(content))} - {codec.controls.get(tag) for tag in thoughts}:
-            raise ValueError(f"row {self.task.id}: the text of a message would become a control token")
+            raise UnwrittenError(f"row {self.task.id}: the text of a message would become a control token")
         text = reply_text(dialect, {**turn, "content": content}, self.schemas)
         calls = dialect.parse(codec.encode_text(text), self.schemas).calls
         if len(calls) != len(turn["tool_calls"]):
-            raise ValueError(f"row {self.task.id}: the text of a message reads as a call; write it into tool_calls")
+            raise UnwrittenError(f"row {self.task.id}: the text of a message reads as a call; write it into tool_calls")
         for call in calls:
             tool = self.tools.get(call.name)
             missing = f"there is no tool {call.name!r} (tools has {', '.join(self.tools) or 'none'})"
             if problem := call.error or (tool.validate(call.arguments) if tool else missing):
-                raise ValueError(f"row {self.task.id}: a call in its messages cannot be made: {problem}")
+                raise UnwrittenError(f"row {self.task.id}: a call in its messages cannot be made: {problem}")
         return text
 
 
