@@ -7,13 +7,14 @@ import inspect
 import json
 import os
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, function_tool, named_function
+from agent_r1.arguments import ArgumentError, FunctionError, function_tool, named_function
 from agent_r1.baselines import ONLY_EXPERTS, Baselines, UnwrittenError
 from agent_r1.judges.mathematics import judge, require_math_verify
 from agent_r1.judges.models import verdict
@@ -27,7 +28,9 @@ from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.functions import FunctionTool
+from agent_r1_tools.running import describe, is_strict
 from agent_r1_tools.search import Retriever, SearchTool
+from agent_r1_tools.tool import is_fault
 
 NAMES = ("calculator", "python", "search")
 REWARDS = ("exact_match", "f1", "math", "model")
@@ -159,7 +162,7 @@ class RowsEnv(Baselines, ToolEnv):
             metrics = {"em": exact_match(answer, gold), "f1": f1(answer, gold)}
             score = metrics["em" if self.reward == "exact_match" else "f1"]
         else:
-            score = _score(self.reward, answer, copy.deepcopy(_row(task)))
+            score = _score(self.reward, answer, copy.deepcopy(_row(task)), is_strict(self.strict))
         return score, {"score": score, **metrics}
 
     def vocabulary(self) -> list[str]:  # type: ignore[override]  # the words are the rows'
@@ -267,18 +270,27 @@ def _check(reward: Any) -> Reward:
     return reward
 
 
-def _score(reward: Reward, answer: str, row: Mapping[str, Any]) -> float:
-    """Return a function's score of an answer. Raises ValueError if it is not a score."""
-    value: Any = reward(answer, row)
+def _score(reward: Reward, answer: str, row: Mapping[str, Any], strict: bool) -> float:
+    """Return a function's score of an answer. Raises FunctionError if it is not a score, or if the function raises.
+
+    With `strict` the function's own exception is raised. An infrastructure error is raised in any case.
+    """
+    where = f"the reward function {_name(reward)}", f"in row {row['id']}"
+    try:
+        value: Any = reward(answer, row)
+    except Exception as error:
+        if strict or is_fault(error):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # of the function and what it calls
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+        place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+        raise FunctionError(f"{where[0]} failed {where[1]}: {place}{' '.join(describe(error).split())}") from error
     try:
         if 0 <= value <= 1:
             return float(value)
     except (TypeError, ValueError, RuntimeError):  # a text, None; an array, a tensor
         pass
-    raise ValueError(
-        f"a score must be a number from 0 to 1; the reward function {_name(reward)} returned {value!r:.100} in row "
-        f"{row['id']}"
-    )
+    raise FunctionError(f"a score must be a number from 0 to 1; {where[0]} returned {value!r:.100} {where[1]}")
 
 
 def _name(function: Any) -> str:

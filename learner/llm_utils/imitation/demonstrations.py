@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.baselines import baseline, baselines_of, careless_demonstration, has_demonstration
 from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
+from agent_r1.tool_env import PromptTooLong
 from agent_r1.validation import probes
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
@@ -191,10 +192,8 @@ class Demonstrations:
             else:
                 turns = env.demonstration if by_expert else partial(careless_demonstration, env, rng)
             try:
-                row = demonstrate(env, index, turns, self.seed)
-            except ValueError as error:
-                if mistakes is not None:
-                    raise
+                row = demonstrate(env, index, turns if mistakes is not None else partial(_shown, turns), self.seed)
+            except (_NotShown, PromptTooLong) as error:
                 left_out.append(("not shown", fault_line(", such as", str(error))))
                 continue
             if row.is_success or (mistakes is not None and not self.only_successes):
@@ -202,6 +201,18 @@ class Demonstrations:
             else:
                 left_out.append((row.failure, ""))
         return rows, left_out
+
+
+class _NotShown(Exception):
+    """The expert has no solution of a task."""
+
+
+def _shown(turns: Callable[[], list[str]]) -> Iterator[str]:
+    """Yield the expert's turns. A ValueError of the demonstration becomes `_NotShown`; one of the judge does not."""
+    try:
+        yield from probes.turns_of(turns())
+    except ValueError as error:
+        raise _NotShown(str(error)) from error
 
 
 def _pool(num_workers: int) -> Any:
@@ -230,7 +241,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:
+def demonstrate(env: Any, index: int, turns: Callable[[], Iterable[str]], seed: int = 0) -> Demonstration:
     """Run one demonstration through the environment, so that its tokens are exactly those that a policy would see."""
     state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}

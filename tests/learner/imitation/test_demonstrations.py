@@ -17,6 +17,7 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 from agent_r1 import Task, ToolEnv
+from agent_r1.arguments import FunctionError
 from agent_r1.baselines import Baselines
 from agent_r1.task_data.load import DATA_SETS
 from agent_r1.validation import probes
@@ -133,6 +134,13 @@ def test_a_demonstration_without_a_generator_is_an_experts():
     assert Demonstrations("Lost/Plain-v0", "train", {}, None, 1).only_experts
     with pytest.raises(ValueError, match="PlainEnv has no demonstrator that makes mistakes"):
         made("Lost/Plain-v0", 0.0)
+
+
+def test_an_error_of_the_reward_is_no_lost_expert():
+    rows = [{"id": f"q{number}", "question": "Say a.", "answer": "a"} for number in range(2)]
+    env_kwargs = {"data": rows, "reward": lambda answer, row: "yes"}
+    with pytest.raises(FunctionError, match="the reward function .* returned 'yes' in row q0"):
+        Demonstrations("AgentR1/Rows-v0", "train", env_kwargs, None, 1).make(0, 1, 1.0)
 
 
 def test_a_demonstration_that_is_one_text_is_refused():
