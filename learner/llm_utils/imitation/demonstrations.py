@@ -37,6 +37,7 @@ from llm_utils.streams import episode_seed
 
 Array = np.ndarray
 TRIED = 50  # tasks demonstrated in this process first, to estimate the time of the others
+HELD_OUT = "held-out demonstrations"  # the kind that may be left out entirely: there are no evaluations then
 POOL_SECONDS = 20.0  # minimum time that other processes must save, as each must import torch
 
 
@@ -134,7 +135,7 @@ class Demonstrations:
         If the expert fails (a search does not find the title, a context is too short), the task gives no demonstration.
         An answer to naive RAG counts even if it is wrong (without `only_successes`), because it shows the form of an
         answer without search. Dropped demonstrations are counted in a printed line, under the name `kind`, with the
-        causes.
+        causes. Raise SystemExit with the causes if all are dropped, except for `HELD_OUT`.
         """
         stop, started = first + count, time.monotonic()
         begun = min(first + TRIED, stop)
@@ -162,6 +163,8 @@ class Demonstrations:
             example = dict(reversed(left_out))  # the first detail of each cause
             counts = Counter(cause for cause, _ in left_out).most_common(5)
             causes = "; ".join(f"{number} {cause}{example[cause]}" for cause, number in counts)
+            if not rows and kind != HELD_OUT:
+                raise SystemExit(printable(f"all of {count} {kind} are left out: {causes}"))
             print(printable(f"{len(left_out)} of {count} {kind} are left out: {causes}"), file=sys.stderr)
         return rows
 

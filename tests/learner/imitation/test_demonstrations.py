@@ -117,8 +117,10 @@ def test_what_is_left_out_is_counted_with_its_reasons(capsys, monkeypatch):
     why = "ended without success after one turn (max_turns 1)"
     assert wrong and f"\n{wrong} of 12 demonstrations are left out: {wrong} {why}\n" in capsys.readouterr().err
     short = Demonstrations("AgentR1/CraftWorld-v0", "train", {"depth": 3, "max_turns": 2}, None, 1)
-    assert not short.make(0, 4, 1.0)
-    assert "\n4 of 4 demonstrations are left out: 4 cut off by max_turns 2\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="^all of 4 demonstrations are left out: 4 cut off by max_turns 2$"):
+        short.make(0, 4, 1.0)
+    assert not short.make(0, 4, 1.0, kind=demonstrations.HELD_OUT)
+    assert "\n4 of 4 held-out demonstrations are left out: 4 cut off by max_turns 2\n" in capsys.readouterr().err
     made("AgentR1/CraftWorld-v0", 1.0, 3)
     assert "left out" not in capsys.readouterr().err
 
