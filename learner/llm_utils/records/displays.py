@@ -140,7 +140,9 @@ def last_lines(run_dir: Path, model: Path, args: Any) -> str:
             commands["train further"] = printable(further)
     elif saved:
         name = str(run_dir if model.parent == run_dir else model)
-        commands["improve it"] = _script("grpo_llm.py", "--model", name, *flags)
+        small = args.model in ("scratch", "tiny")  # in another folder it would get the rate of a pretrained model
+        rate = ["--learning-rate", "3e-4"] if small else []
+        commands["improve it"] = _script("grpo_llm.py", "--model", name, *rate, *flags)
     where = f"written to {run_dir}" + f", the model to {model}" * saved
     return "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in commands.items())])
 
