@@ -279,7 +279,8 @@ if __name__ == "__main__":
             some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
             with signals.ending(AGAIN):
-                samples = maker.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
+                whole = replace(maker, limited=False)
+                samples = whole.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
             new_tokenizer = make_tokenizer(words, samples)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())

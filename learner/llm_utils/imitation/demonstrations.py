@@ -38,6 +38,7 @@ from llm_utils.streams import episode_seed
 Array = np.ndarray
 TRIED = 50  # tasks demonstrated in this process first, to estimate the time of the others
 HELD_OUT = "held-out demonstrations"  # the kind that may be left out entirely: there are no evaluations then
+UNLIMITED = 1 << 20  # tokens
 POOL_SECONDS = 20.0  # minimum time that other processes must save, as each must import torch
 
 
@@ -74,12 +75,15 @@ class Demonstrations:
     mode: str = "agent"  # as in evaluate_llm.py: with tools, or a baseline without tools
     teacher: str | None = None  # the demonstrator of every task except those of naive RAG
     only_successes: bool = False  # drop failed demonstrations
+    limited: bool = True  # False: no bounds in tokens where `env_kwargs` has some, as bytes are more tokens than words
 
     def make_env(self) -> Any:
         """Make the environment, unwrapped."""
         kwargs = {"tokenizer": self.tokenizer, "split": self.split, **self.env_kwargs}
         if self.tokenizer is None:  # bytes have a template of their own
             kwargs.pop("chat_template", None)
+        if not self.limited and kwargs.keys() & {"max_context_tokens", "max_action_tokens"}:
+            kwargs |= {"max_context_tokens": UNLIMITED, "max_action_tokens": UNLIMITED}
         if self.mode == "agent":
             return gym.make(self.env_id, **kwargs).unwrapped
         return baseline(find_environment(self.env_id).id, self.mode)(**kwargs)
@@ -100,7 +104,7 @@ class Demonstrations:
     @property
     def only_experts(self) -> bool:
         """Return True if the environment has no demonstrator that makes mistakes."""
-        env = self.make_env()
+        env = replace(self, limited=False).make_env()
         env.reset(seed=self.seed, options={"task_index": 0})
         try:
             careless_demonstration(env, np.random.default_rng(self.seed))

@@ -145,6 +145,14 @@ def test_an_error_of_the_reward_is_no_lost_expert():
         Demonstrations("AgentR1/Rows-v0", "train", env_kwargs, None, 1).make(0, 1, 1.0)
 
 
+def test_bounds_in_tokens_are_not_for_the_bytes_of_a_vocabulary():
+    maker = Demonstrations("Lost/Sometimes-v0", "train", {"max_context_tokens": 100}, None, 1)
+    assert not maker.only_experts
+    with pytest.raises(SystemExit, match="3 demonstrations are left out: 3 not shown, such as: the prompt of task"):
+        maker.make(0, 3, 1.0)
+    assert [row.task_index for row in replace(maker, limited=False).make(0, 3, 1.0)] == [1, 2]
+
+
 def test_a_demonstration_that_is_one_text_is_refused():
     with pytest.raises(TypeError, match="a list of texts, one for each turn"):
         demonstrate(gym.make("AgentR1/CraftWorld-v0").unwrapped, 0, lambda: "<answer>1</answer>")
