@@ -51,6 +51,7 @@ class Demonstration:
     task_index: int
     is_success: bool = True  # outcome of the episode
     failure: str = ""  # cause of a failure, in a few words
+    calls: int | None = None  # made in the episode; None: it has no tools
 
     @property
     def train_mask(self) -> Array:
@@ -170,6 +171,10 @@ class Demonstrations:
             if not rows and kind != HELD_OUT:
                 raise SystemExit(printable(f"all of {count} {kind} are left out: {causes}"))
             print(printable(f"{len(left_out)} of {count} {kind} are left out: {causes}"), file=sys.stderr)
+        calls = [row.calls for row in rows if row.calls is not None]
+        if calls and not any(calls) and kind == "demonstrations":
+            fact = f"none of the {len(calls)} demonstrations calls a tool"
+            print(f"{fact}: the policy learns to answer without tools", file=sys.stderr)
         return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[tuple[str, str]]]:
@@ -259,7 +264,8 @@ def demonstrate(env: Any, index: int, turns: Callable[[], Iterable[str]], seed: 
         mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that does not fit is cut
         if terminated or truncated:
             break
-    return Demonstration(state, mask, index, bool(info.get("is_success")), probes.failure(env, info))
+    calls = sum(map(len, env.episode.tool_calls)) if env.tools else None
+    return Demonstration(state, mask, index, bool(info.get("is_success")), probes.failure(env, info), calls)
 
 
 def digest(rows: Sequence[Demonstration]) -> str:

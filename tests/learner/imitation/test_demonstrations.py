@@ -153,6 +153,16 @@ def test_bounds_in_tokens_are_not_for_the_bytes_of_a_vocabulary():
     assert [row.task_index for row in replace(maker, limited=False).make(0, 3, 1.0)] == [1, 2]
 
 
+def test_answers_alone_in_a_task_with_tools_are_told(capsys):
+    data = [{"question": f"What is {number} and 1?", "answer": number + 1} for number in range(4)]
+    told = "none of the 2 demonstrations calls a tool: the policy learns to answer without tools\n"
+    for tools in (["calculator"], []):
+        Demonstrations("AgentR1/Rows-v0", "train", {"data": data, "tools": tools}, None, 1).make(0, 2, 1.0)
+        assert (told in capsys.readouterr().err) == bool(tools)
+    made("AgentR1/CraftWorld-v0", 1.0, 3)
+    assert "none of" not in capsys.readouterr().err
+
+
 def test_a_demonstration_that_is_one_text_is_refused():
     with pytest.raises(TypeError, match="a list of texts, one for each turn"):
         demonstrate(gym.make("AgentR1/CraftWorld-v0").unwrapped, 0, lambda: "<answer>1</answer>")
