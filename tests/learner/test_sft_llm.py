@@ -308,6 +308,13 @@ def test_contradictions_are_refused(learn, arguments):
         learn("sft_llm", *arguments)
 
 
+def test_a_peak_that_is_never_reached_is_told(capsys):
+    for steps, told in ((75, True), (100, False)):
+        sft_llm.check(sft_llm.Args(num_steps=steps))
+        line = "--warmup-steps 100 is above --num-steps 75: the learning rate ends at 75% of its peak\n"
+        assert capsys.readouterr().err == line * told
+
+
 def test_a_rewritten_context_is_read_as_rows_of_its_own(tmp_path):
     row = {"tokens": [5, 6, 7, 8, 9, 5, 6, 7], "action_mask": [0, 0, 1, 1, 0, 0, 0, 1], "segment_starts": [0, 5]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
