@@ -284,7 +284,9 @@ def _saying(texts: list[str]) -> Probe:
 def demonstrations(subject: Subject) -> None:
     """Check that the expert shows every task, or none. What is written down for a task must always be shown."""
     env = subject.make()
-    tasks, unwritten, without = subject.tasks(env, subject.num_tasks), [], []
+    tasks = subject.tasks(env, subject.num_tasks)
+    unwritten: list[str] = []
+    without: list[str] = []
     for index in tasks:
         env.reset(seed=0, options={"task_index": index})
         try:
