@@ -273,7 +273,8 @@ if __name__ == "__main__":
             some_tasks = min(args.tokenizer_demonstrations, env.num_tasks)
             share = 1.0 if maker.only_experts else 0.5
             with signals.ending(AGAIN):
-                samples = maker.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
+                whole = replace(maker, limited=False)
+                samples = whole.make(0, some_tasks, share, args.rag_share, args.num_workers, "rows for the vocabulary")
             new_tokenizer = make_tokenizer(words, samples)
             model = make_model(new_tokenizer, args.hidden_size, args.num_layers, args.intermediate_size)
             checkpoint.save_policy(model, Path(source), model.state_dict())
@@ -308,8 +309,6 @@ if __name__ == "__main__":
             rows = maker.make(first, count, args.expert_share, args.rag_share, args.num_workers)
             experts = replace(maker, teacher=None)
             heldout = experts.make(first + count, rest, 1.0, 0.0, args.num_workers, "held-out demonstrations")
-        if not rows:
-            raise SystemExit(f"none of {count} demonstrations succeeded; is max_context_tokens or max_turns too small?")
     longest, positions = max(len(r.tokens) for r in rows), getattr(policy.config, "max_position_embeddings", math.inf)
     if longest > positions:
         raise SystemExit(f"a row has {longest} tokens, the model only {positions} positions; lower max_context_tokens")

@@ -33,6 +33,10 @@ class ArgumentError(PrintableMessage, ValueError):
     """
 
 
+class FunctionError(ArgumentError):
+    """A function of the user's failed, or returned something else than it must. The scripts print it in one line."""
+
+
 def add_current_folder() -> None:
     """Let modules of the current folder be imported, after all others."""
     if os.getcwd() not in sys.path:

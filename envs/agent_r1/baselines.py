@@ -35,6 +35,10 @@ CLOSED_BOOK_INSTRUCTIONS = (
 ONLY_EXPERTS = "{name} has no demonstrator that makes mistakes; use the expert's demonstrations (--expert-share 1)"
 
 
+class UnwrittenError(ValueError):
+    """A demonstration in the user's data cannot be written as turns: a mistake in the data, unlike a missing one."""
+
+
 class Baselines:
     """Mixin for a `ToolEnv`: its demonstrators, heuristic baselines and chance levels.
 

@@ -244,6 +244,10 @@ def check_each(args: Any) -> None:
     for name, model in TRAINED_BY.items():
         if given.get(name) == 0 and distributed.launched_rank() == 0:
             print(f"{flag(name)} 0: {model} keeps its weights and learns nothing", file=sys.stderr)
+    warmup, steps = given.get("warmup_steps", 0), given.get("num_steps", 0)
+    if warmup > steps:
+        share = f"the learning rate ends at {steps / warmup:.0%} of its peak"
+        print(f"--warmup-steps {warmup} is above --num-steps {steps}: {share}", file=sys.stderr)
 
 
 # Flags that need an optional package: the condition, the package, and the extra with it.

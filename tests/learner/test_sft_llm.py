@@ -171,7 +171,7 @@ def test_an_environment_that_can_not_be_made_is_a_message_with_rows_too(learn, t
 def test_a_split_in_which_every_expert_fails_is_refused(learn, gsm8k, policy_folder):
     kwargs = json.dumps(gsm8k.env_kwargs | {"max_action_tokens": 4})
     flags = ["--model", policy_folder, "--tokenizer", "byte", "--env-id", gsm8k.env_id, "--env-kwargs", kwargs]
-    with pytest.raises(SystemExit, match="none of 45 demonstrations succeeded"):
+    with pytest.raises(SystemExit, match="all of 45 demonstrations are left out: 45 .*max_action_tokens 4"):
         learn("sft_llm", *flags, "--expert-share", "1", "--num-workers", "0")
 
 
@@ -306,6 +306,13 @@ def test_the_learning_rate_suits_the_model():
 def test_contradictions_are_refused(learn, arguments):
     with pytest.raises(SystemExit, match="--"):
         learn("sft_llm", *arguments)
+
+
+def test_a_peak_that_is_never_reached_is_told(capsys):
+    for steps, told in ((75, True), (100, False)):
+        sft_llm.check(sft_llm.Args(num_steps=steps))
+        line = "--warmup-steps 100 is above --num-steps 75: the learning rate ends at 75% of its peak\n"
+        assert capsys.readouterr().err == line * told
 
 
 def test_a_rewritten_context_is_read_as_rows_of_its_own(tmp_path):

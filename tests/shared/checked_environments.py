@@ -325,6 +325,13 @@ class RefusesSome(Right):
         return super().demonstration()
 
 
+class ShowsSome(Right):
+    def demonstration(self, rng=None, teacher=None):
+        if self.task.metadata["number"] % 2 == 0:
+            raise ValueError("not here")
+        return super().demonstration()
+
+
 class Closed(Right):
     def __init__(self, low=1):
         super().__init__()

@@ -7,14 +7,15 @@ import inspect
 import json
 import os
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, function_tool, named_function
-from agent_r1.baselines import ONLY_EXPERTS, Baselines
+from agent_r1.arguments import ArgumentError, FunctionError, function_tool, named_function
+from agent_r1.baselines import ONLY_EXPERTS, Baselines, UnwrittenError
 from agent_r1.judges.mathematics import judge, require_math_verify
 from agent_r1.judges.models import verdict
 from agent_r1.rewards import exact_match, f1, find_answers
@@ -27,7 +28,9 @@ from agent_r1_tools import Tool, ToolResult
 from agent_r1_tools.calculator import Calculator
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.functions import FunctionTool
+from agent_r1_tools.running import describe, is_strict
 from agent_r1_tools.search import Retriever, SearchTool
+from agent_r1_tools.tool import is_fault
 
 NAMES = ("calculator", "python", "search")
 REWARDS = ("exact_match", "f1", "math", "model")
@@ -162,7 +165,7 @@ class RowsEnv(Baselines, ToolEnv):
             metrics = {"em": exact_match(answer, gold), "f1": f1(answer, gold)}
             score = metrics["em" if self.reward == "exact_match" else "f1"]
         else:
-            score = _score(self.reward, answer, copy.deepcopy(_row(task)))
+            score = _score(self.reward, answer, copy.deepcopy(_row(task)), is_strict(self.strict))
         return score, {"score": score, **metrics}
 
     def vocabulary(self) -> list[str]:  # type: ignore[override]  # the words are the rows'
@@ -174,9 +177,9 @@ class RowsEnv(Baselines, ToolEnv):
     def demonstration(self, rng: np.random.Generator | None = None) -> list[str]:
         """Return the assistant's turns of the row's messages, or the right answer as one turn.
 
-        If the last message has no <answer>, the row's first answer is added. Raises ValueError with `rng`, for a row
-        without an answer, for an answer that would not be read as itself, and for a call that the row's tools or the
-        dialect do not take.
+        If the last message has no <answer>, the row's first answer is added. Raises ValueError with `rng` and for a row
+        without an answer. Raises UnwrittenError for an answer that would not be read as itself, and for a call that the
+        row's tools or the dialect do not take.
         """
         turns, answers = self.rows[self.episode.task_index]["turns"], self.task.answers
         if rng is not None or not (turns or answers):
@@ -185,7 +188,7 @@ class RowsEnv(Baselines, ToolEnv):
         if texts and not turns[-1]["tool_calls"] and find_answers(texts[-1].rpartition("</think>")[2]):
             return texts
         if not answers:
-            raise ValueError(f"row {self.task.id}: the last message has no <answer>, and the row has no answer")
+            raise UnwrittenError(f"row {self.task.id}: the last message has no <answer>, and the row has no answer")
         last = {"content": f"<answer>{answers[0]}</answer>", "tool_calls": []}
         if texts and not turns[-1]["tool_calls"]:
             texts.pop()
@@ -193,29 +196,31 @@ class RowsEnv(Baselines, ToolEnv):
         texts.append(self._write(last))
         has_thought = any(tag in answers[0] for tag in self.dialect.think_tags)
         if has_thought or find_answers(texts[-1])[-1:] != [answers[0]]:  # `_write` changes names of control tokens
-            raise ValueError(f"row {self.task.id}: the answer {answers[0]!r:.100} has tags and is not read as itself")
+            problem = f"the answer {answers[0]!r:.100} has tags and is not read as itself"
+            raise UnwrittenError(f"row {self.task.id}: {problem}")
         return texts
 
     def _write(self, turn: Mapping[str, Any]) -> str:
         """Write an assistant's message in the dialect. Names of control tokens stay text, except the tags of thoughts.
 
-        Raises ValueError for a call that could not be made, and for a text that would become a control token.
+        Raises UnwrittenError for a call that could not be made, and for a text that would become a control token.
         """
         dialect, content = self.dialect, turn["content"]
         codec, thoughts = dialect.codec, dialect.think_tags
         for name in sorted({*codec.controls, *(dialect.call_tags or ())} - {*thoughts}):
             content = content.replace(name, f"{name[0]} {name[1:]}")
         if {*codec.controls_in(codec.encode_text(content))} - {codec.controls.get(tag) for tag in thoughts}:
-            raise ValueError(f"row {self.task.id}: the text of a message or an answer would become a control token")
+            raise UnwrittenError(f"row {self.task.id}: the text of a message or an answer would become a control token")
         text = reply_text(dialect, {**turn, "content": content}, self.schemas)
         calls = dialect.parse(codec.encode_text(text), self.schemas).calls
         if len(calls) != len(turn["tool_calls"]):
-            raise ValueError(f"row {self.task.id}: the text of a message or answer is a call; write it into tool_calls")
+            problem = "the text of a message or answer is a call; write it into tool_calls"
+            raise UnwrittenError(f"row {self.task.id}: {problem}")
         for call in calls:
             tool = self.tools.get(call.name)
             missing = f"there is no tool {call.name!r} (tools has {', '.join(self.tools) or 'none'})"
             if problem := call.error or (tool.validate(call.arguments) if tool else missing):
-                raise ValueError(f"row {self.task.id}: a call in its messages cannot be made: {problem}")
+                raise UnwrittenError(f"row {self.task.id}: a call in its messages cannot be made: {problem}")
         return text
 
 
@@ -278,18 +283,27 @@ def _check(reward: Any) -> Reward:
     return reward
 
 
-def _score(reward: Reward, answer: str, row: Mapping[str, Any]) -> float:
-    """Return a function's score of an answer. Raises ValueError if it is not a score."""
-    value: Any = reward(answer, row)
+def _score(reward: Reward, answer: str, row: Mapping[str, Any], strict: bool) -> float:
+    """Return a function's score of an answer. Raises FunctionError if it is not a score, or if the function raises.
+
+    With `strict` the function's own exception is raised. An infrastructure error is raised in any case.
+    """
+    where = f"the reward function {_name(reward)}", f"in row {row['id']}"
+    try:
+        value: Any = reward(answer, row)
+    except Exception as error:
+        if strict or is_fault(error):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # of the function and what it calls
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+        place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+        raise FunctionError(f"{where[0]} failed {where[1]}: {place}{' '.join(describe(error).split())}") from error
     try:
         if 0 <= value <= 1:
             return float(value)
     except (TypeError, ValueError, RuntimeError):  # a text, None; an array, a tensor
         pass
-    raise ValueError(
-        f"a score must be a number from 0 to 1; the reward function {_name(reward)} returned {value!r:.100} in row "
-        f"{row['id']}"
-    )
+    raise FunctionError(f"a score must be a number from 0 to 1; {where[0]} returned {value!r:.100} {where[1]}")
 
 
 def _name(function: Any) -> str:

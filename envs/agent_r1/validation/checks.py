@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.baselines import baselines_of
+from agent_r1.baselines import UnwrittenError, baselines_of
 from agent_r1.ids import HELD_OUT
 from agent_r1.tasks.draw import pick
 from agent_r1.tool_env import ToolEnv
@@ -281,6 +281,27 @@ def _saying(texts: list[str]) -> Probe:
     return lambda env, rng: texts
 
 
+def demonstrations(subject: Subject) -> None:
+    """Check that the expert shows every task, or none. What is written down for a task must always be shown."""
+    env = subject.make()
+    tasks = subject.tasks(env, subject.num_tasks)
+    unwritten: list[str] = []
+    without: list[str] = []
+    for index in tasks:
+        env.reset(seed=0, options={"task_index": index})
+        try:
+            list(probes.expert(env, np.random.default_rng(index)))
+        except NotImplementedError:
+            break
+        except ValueError as error:
+            (unwritten if isinstance(error, UnwrittenError) else without).append(str(error))
+    if unwritten or 0 < len(without) < len(tasks):
+        count = len(unwritten) + len(without)
+        reason = f"such as: {[*unwritten, *without][0]}"
+        raise Failed(f"demonstration() raises ValueError in {count} of {len(tasks)} tasks, {reason}")
+    env.close()
+
+
 def careless(subject: Subject) -> None:
     """Check that `demonstration(rng)` works in every task, or raises ValueError in all, for lack of a demonstrator."""
     env = subject.make()
@@ -356,6 +377,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "splits": splits_differ,
     "determinism": determinism,
     "snapshot": snapshots,
+    "demonstrations": demonstrations,
     "careless": careless,
     "global state": global_state,
     "broken spans": broken_spans,

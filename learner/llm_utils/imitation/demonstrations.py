@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.baselines import baseline, baselines_of, careless_demonstration, has_demonstration
 from agent_r1.faults import fault_line
 from agent_r1.ids import find_environment
+from agent_r1.tool_env import PromptTooLong
 from agent_r1.validation import probes
 from agent_r1_tools.bounded import TooLargeError, bounded_lines
 from agent_r1_tools.text import printable
@@ -36,6 +37,8 @@ from llm_utils.streams import episode_seed
 
 Array = np.ndarray
 TRIED = 50  # tasks demonstrated in this process first, to estimate the time of the others
+HELD_OUT = "held-out demonstrations"  # the kind that may be left out entirely: there are no evaluations then
+UNLIMITED = 1 << 20  # tokens
 POOL_SECONDS = 20.0  # minimum time that other processes must save, as each must import torch
 
 
@@ -48,6 +51,7 @@ class Demonstration:
     task_index: int
     is_success: bool = True  # outcome of the episode
     failure: str = ""  # cause of a failure, in a few words
+    calls: int | None = None  # made in the episode; None: it has no tools
 
     @property
     def train_mask(self) -> Array:
@@ -72,12 +76,15 @@ class Demonstrations:
     mode: str = "agent"  # as in evaluate_llm.py: with tools, or a baseline without tools
     teacher: str | None = None  # the demonstrator of every task except those of naive RAG
     only_successes: bool = False  # drop failed demonstrations
+    limited: bool = True  # False: no bounds in tokens where `env_kwargs` has some, as bytes are more tokens than words
 
     def make_env(self) -> Any:
         """Make the environment, unwrapped."""
         kwargs = {"tokenizer": self.tokenizer, "split": self.split, **self.env_kwargs}
         if self.tokenizer is None:  # bytes have a template of their own
             kwargs.pop("chat_template", None)
+        if not self.limited and kwargs.keys() & {"max_context_tokens", "max_action_tokens"}:
+            kwargs |= {"max_context_tokens": UNLIMITED, "max_action_tokens": UNLIMITED}
         if self.mode == "agent":
             return gym.make(self.env_id, **kwargs).unwrapped
         return baseline(find_environment(self.env_id).id, self.mode)(**kwargs)
@@ -98,7 +105,7 @@ class Demonstrations:
     @property
     def only_experts(self) -> bool:
         """Return True if the environment has no demonstrator that makes mistakes."""
-        env = self.make_env()
+        env = replace(self, limited=False).make_env()
         env.reset(seed=self.seed, options={"task_index": 0})
         try:
             careless_demonstration(env, np.random.default_rng(self.seed))
@@ -133,7 +140,7 @@ class Demonstrations:
         If the expert fails (a search does not find the title, a context is too short), the task gives no demonstration.
         An answer to naive RAG counts even if it is wrong (without `only_successes`), because it shows the form of an
         answer without search. Dropped demonstrations are counted in a printed line, under the name `kind`, with the
-        causes.
+        causes. Raise SystemExit with the causes if all are dropped, except for `HELD_OUT`.
         """
         stop, started = first + count, time.monotonic()
         begun = min(first + TRIED, stop)
@@ -161,7 +168,13 @@ class Demonstrations:
             example = dict(reversed(left_out))  # the first detail of each cause
             counts = Counter(cause for cause, _ in left_out).most_common(5)
             causes = "; ".join(f"{number} {cause}{example[cause]}" for cause, number in counts)
+            if not rows and kind != HELD_OUT:
+                raise SystemExit(printable(f"all of {count} {kind} are left out: {causes}"))
             print(printable(f"{len(left_out)} of {count} {kind} are left out: {causes}"), file=sys.stderr)
+        calls = [row.calls for row in rows if row.calls is not None]
+        if calls and not any(calls) and kind == "demonstrations":
+            fact = f"none of the {len(calls)} demonstrations calls a tool"
+            print(f"{fact}: the policy learns to answer without tools", file=sys.stderr)
         return rows
 
     def _make_some(self, job: tuple[range, float, float]) -> tuple[list[Demonstration], list[tuple[str, str]]]:
@@ -191,10 +204,8 @@ class Demonstrations:
             else:
                 turns = env.demonstration if by_expert else partial(careless_demonstration, env, rng)
             try:
-                row = demonstrate(env, index, turns, self.seed)
-            except ValueError as error:
-                if mistakes is not None:
-                    raise
+                row = demonstrate(env, index, turns if mistakes is not None else partial(_shown, turns), self.seed)
+            except (_NotShown, PromptTooLong) as error:
                 left_out.append(("not shown", fault_line(", such as", str(error))))
                 continue
             if row.is_success or (mistakes is not None and not self.only_successes):
@@ -202,6 +213,18 @@ class Demonstrations:
             else:
                 left_out.append((row.failure, ""))
         return rows, left_out
+
+
+class _NotShown(Exception):
+    """The expert has no solution of a task."""
+
+
+def _shown(turns: Callable[[], list[str]]) -> Iterator[str]:
+    """Yield the expert's turns. A ValueError of the demonstration becomes `_NotShown`; one of the judge does not."""
+    try:
+        yield from probes.turns_of(turns())
+    except ValueError as error:
+        raise _NotShown(str(error)) from error
 
 
 def _pool(num_workers: int) -> Any:
@@ -230,7 +253,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int = 0) -> Demonstration:
+def demonstrate(env: Any, index: int, turns: Callable[[], Iterable[str]], seed: int = 0) -> Demonstration:
     """Run one demonstration through the environment, so that its tokens are exactly those that a policy would see."""
     state, _ = env.reset(seed=episode_seed(seed, index), options={"task_index": index})
     mask, info = np.zeros(len(state), bool), {}
@@ -241,7 +264,8 @@ def demonstrate(env: Any, index: int, turns: Callable[[], list[str]], seed: int 
         mask = np.concatenate([mask, np.arange(len(state) - start) < len(span)])  # a span that does not fit is cut
         if terminated or truncated:
             break
-    return Demonstration(state, mask, index, bool(info.get("is_success")), probes.failure(env, info))
+    calls = sum(map(len, env.episode.tool_calls)) if env.tools else None
+    return Demonstration(state, mask, index, bool(info.get("is_success")), probes.failure(env, info), calls)
 
 
 def digest(rows: Sequence[Demonstration]) -> str:

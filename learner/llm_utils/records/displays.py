@@ -146,7 +146,9 @@ def last_lines(run_dir: Path, model: Path, args: Any) -> str:
             lines.append(("train further", further))
     elif saved:
         name = str(run_dir if model.parent == run_dir else model)
-        improve = commands.script_beside("grpo_llm.py", "--model", name, *_environment_flags(args))
+        small = args.model in ("scratch", "tiny")  # in another folder it would get the rate of a pretrained model
+        rate = ["--learning-rate", "3e-4"] if small else []
+        improve = commands.script_beside("grpo_llm.py", "--model", name, *rate, *_environment_flags(args))
         lines.append(("improve it", improve))
     where = f"written to {run_dir}" + f", the model to {model}" * saved
     return "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in lines)])

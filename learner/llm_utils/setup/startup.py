@@ -36,8 +36,8 @@ OF_TRAIN = ("torch", "transformers", "safetensors", "tyro", "yaml", "tensorboard
 
 
 def in_a_line(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Replace `sys.excepthook`: print one line for Ctrl-C and for a missing package, one of ours or of the extra
-    `train`. Every other error keeps its traceback."""
+    """Replace `sys.excepthook`: print one line for Ctrl-C, for a failure of the user's function, and for a missing
+    package, one of ours or of the extra `train`. Every other error keeps its traceback."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in OURS + OF_TRAIN:
         remedy = f"pip install -e '.[train]' in {Path(__file__).resolve().parents[3]}"
@@ -46,6 +46,9 @@ def in_a_line(kind: type[BaseException], error: BaseException, traceback: Traceb
     if issubclass(kind, KeyboardInterrupt):
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
+    if (arguments := sys.modules.get("agent_r1.arguments")) and issubclass(kind, arguments.FunctionError):
+        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        sys.exit(1)
     sys.__excepthook__(kind, error, traceback)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import ArgumentError, Tool
+from agent_r1.arguments import FunctionError
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.tasks.rows import RowsEnv
 from agent_r1.validation import probes
@@ -400,6 +401,18 @@ def test_a_score_out_of_range_is_a_bug_of_the_function():
             answer(make(reward=lambda answer, row, said=said: said), "x")
     with pytest.raises(ValueError, match=r"lambda> returned array\(\[0, 1\]\) in row q0"):
         answer(make(reward=lambda answer, row: np.arange(2)), "x")
+
+
+def test_a_reward_function_that_raises_is_named_with_its_line_and_the_row():
+    line = graded.__code__.co_firstlineno + 1
+    with pytest.raises(FunctionError, match=f"function graded failed in row q0: .*test_rows.py, line {line}: KeyError"):
+        answer(make(reward=graded), "x")
+    with pytest.raises(KeyError):
+        answer(make(reward=graded, strict=True), "x")
+
+
+def graded(answer, row):
+    return float(answer in row["gold"])
 
 
 def test_a_reward_function_that_is_none_or_async_is_refused_at_once():

@@ -27,6 +27,7 @@ FOUND = {
     "splits": ["HoldsNothingOut", "HoldsShiftedOut", "HoldsTheLastOut", "HoldsMostlyNothingOut", "HoldsNoArraysOut"],
     "determinism": ["DependsOnHashes", "DependsOnTheClock", "DependsOnGlobalRandomNumbers"],
     "snapshot": ["ForgetsInSnapshots"],
+    "demonstrations": ["ShowsSome"],
     "careless": ["Stumbles", "RefusesSome"],
     "global state": ["DrawsGlobalRandomNumbers"],
     "broken spans": ["Breaks", "NeedsItsArguments", "NeedsANumber", "Unjson"],
@@ -53,6 +54,22 @@ def test_every_check_is_tried_here():
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_is_right_passes(name):
     CHECKS[name](subject("Right", 5))
+
+
+def test_rows_whose_demonstrations_cannot_be_written_are_found():
+    call = {"function": {"name": "lone", "arguments": {}}}
+    user, said = {"role": "user", "content": "Which?"}, {"role": "assistant", "content": "a"}
+    rows = [{"messages": [user, {**said, "tool_calls": [call]}, {**said, "role": "tool"}, said], "answer": "a"}] * 3
+    tools = [Tool.from_function(loan)]
+    with pytest.raises(Failed, match="ValueError in 2 of 2 tasks, such as: row #1: .* there is no tool 'lone'"):
+        CHECKS["demonstrations"](Subject("AgentR1/Rows-v0", {"data": rows, "tools": tools}, 5))
+    closed = [{"question": "Which?"}] * 3
+    CHECKS["demonstrations"](Subject("AgentR1/Rows-v0", {"data": closed, "reward": lambda answer, row: 1.0}, 5))
+
+
+def loan() -> str:
+    """Return a book."""
+    return "a book"
 
 
 @pytest.mark.parametrize("one", ["HoldsSomeOut", "HoldsArraysOut"])

@@ -17,6 +17,7 @@ from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
 from agent_r1 import Task, ToolEnv
+from agent_r1.arguments import FunctionError
 from agent_r1.baselines import Baselines
 from agent_r1.task_data.load import DATA_SETS
 from agent_r1.validation import probes
@@ -116,8 +117,10 @@ def test_what_is_left_out_is_counted_with_its_reasons(capsys, monkeypatch):
     why = "ended without success after one turn (max_turns 1)"
     assert wrong and f"\n{wrong} of 12 demonstrations are left out: {wrong} {why}\n" in capsys.readouterr().err
     short = Demonstrations("AgentR1/CraftWorld-v0", "train", {"depth": 3, "max_turns": 2}, None, 1)
-    assert not short.make(0, 4, 1.0)
-    assert "\n4 of 4 demonstrations are left out: 4 cut off by max_turns 2\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="^all of 4 demonstrations are left out: 4 cut off by max_turns 2$"):
+        short.make(0, 4, 1.0)
+    assert not short.make(0, 4, 1.0, kind=demonstrations.HELD_OUT)
+    assert "\n4 of 4 held-out demonstrations are left out: 4 cut off by max_turns 2\n" in capsys.readouterr().err
     made("AgentR1/CraftWorld-v0", 1.0, 3)
     assert "left out" not in capsys.readouterr().err
 
@@ -133,6 +136,31 @@ def test_a_demonstration_without_a_generator_is_an_experts():
     assert Demonstrations("Lost/Plain-v0", "train", {}, None, 1).only_experts
     with pytest.raises(ValueError, match="PlainEnv has no demonstrator that makes mistakes"):
         made("Lost/Plain-v0", 0.0)
+
+
+def test_an_error_of_the_reward_is_no_lost_expert():
+    rows = [{"id": f"q{number}", "question": "Say a.", "answer": "a"} for number in range(2)]
+    env_kwargs = {"data": rows, "reward": lambda answer, row: "yes"}
+    with pytest.raises(FunctionError, match="the reward function .* returned 'yes' in row q0"):
+        Demonstrations("AgentR1/Rows-v0", "train", env_kwargs, None, 1).make(0, 1, 1.0)
+
+
+def test_bounds_in_tokens_are_not_for_the_bytes_of_a_vocabulary():
+    maker = Demonstrations("Lost/Sometimes-v0", "train", {"max_context_tokens": 100}, None, 1)
+    assert not maker.only_experts
+    with pytest.raises(SystemExit, match="3 demonstrations are left out: 3 not shown, such as: the prompt of task"):
+        maker.make(0, 3, 1.0)
+    assert [row.task_index for row in replace(maker, limited=False).make(0, 3, 1.0)] == [1, 2]
+
+
+def test_answers_alone_in_a_task_with_tools_are_told(capsys):
+    data = [{"question": f"What is {number} and 1?", "answer": number + 1} for number in range(4)]
+    told = "none of the 2 demonstrations calls a tool: the policy learns to answer without tools\n"
+    for tools in (["calculator"], []):
+        Demonstrations("AgentR1/Rows-v0", "train", {"data": data, "tools": tools}, None, 1).make(0, 2, 1.0)
+        assert (told in capsys.readouterr().err) == bool(tools)
+    made("AgentR1/CraftWorld-v0", 1.0, 3)
+    assert "none of" not in capsys.readouterr().err
 
 
 def test_a_demonstration_that_is_one_text_is_refused():

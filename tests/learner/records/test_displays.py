@@ -168,7 +168,10 @@ def test_the_last_lines_of_supervised_training(tmp_path, monkeypatch):
     found = commands(displays.last_lines(Path("runs/r"), out, sft_llm.Args(env_id="my:Own-v0", env_kwargs=kwargs)))
     environment = ["--env-id", "my:Own-v0", "--env-kwargs", kwargs]
     assert found["evaluate it"][1:] == ["learner/evaluate_llm.py", "--model", str(out), *environment]
-    assert found["improve it"][1:] == ["learner/grpo_llm.py", "--model", str(out), *environment]
+    small = ["--learning-rate", "3e-4"]  # from scratch
+    assert found["improve it"][1:] == ["learner/grpo_llm.py", "--model", str(out), *small, *environment]
+    pretrained = sft_llm.Args(model="Qwen/Qwen2.5-0.5B-Instruct")
+    assert "--learning-rate" not in displays.last_lines(Path("runs/r"), out, pretrained)
     assert "look at it" not in found
 
 

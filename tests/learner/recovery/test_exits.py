@@ -286,6 +286,17 @@ def test_packages_that_every_script_needs_are_told_in_a_line(module, capsys):
     assert said.endswith(f" needs {module.partition('.')[0]}: pip install -e '.[train]' in {ROOT}\n")
 
 
+def test_a_failure_of_the_users_function_is_told_in_a_line(capsys):
+    from agent_r1.arguments import FunctionError
+    from llm_utils.setup import startup
+
+    error = FunctionError("the reward function score failed")
+    error.add_note("resume: ...")
+    with pytest.raises(SystemExit):
+        startup.in_a_line(FunctionError, error, None)
+    assert capsys.readouterr().err == "the reward function score failed\nresume: ...\n"
+
+
 def test_other_errors_keep_their_traceback(capsys):
     from llm_utils.setup import startup
 
