@@ -11,6 +11,7 @@ from typing import Any
 
 import agent_r1
 from agent_r1_tools.text import printable
+from llm_utils.setup.code_names import check_names
 from llm_utils.setup.environments import evaluation_split
 from llm_utils.setup.foreign import read_object
 
@@ -140,7 +141,7 @@ def fill_environment(args: Any) -> list[str]:
     adapters ("tiny", the default, counts as open), and the tokenizer of their run.
 
     The run's split and other arguments are used only with its environment. Return lines that report the values taken
-    from the run, and the differences from it.
+    from the run, and the differences from it. Raise SystemExit if these name code that is not the user's own.
     """
     warnings, taken = [], []
     adapted = arguments_of_run(args.adapter) if args.adapter else {}
@@ -172,6 +173,9 @@ def fill_environment(args: Any) -> list[str]:
     if args.env_id not in (None, run.get("env_id", args.env_id)):
         warnings.append(f"the run was trained on {run['env_id']}, but is evaluated on {args.env_id} (--env-id)")
         run = {}
+    source = args.adapter if adapted else args.model
+    names = {name: run.get(name) for name in ("env_id", "env_kwargs") if getattr(args, name) is None}
+    check_names(folder_of_run(source) or source, **names)
     for name, name_in_run, default in PLAYED:
         value, run_value, flag = getattr(args, name), run.get(name_in_run), f"--{name.replace('_', '-')}"
         if value is None:
