@@ -27,6 +27,7 @@ import numpy as np
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.baselines import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
+from agent_r1_tools.text import printable
 from llm_utils import arguments, config_file, distributed
 from llm_utils.records import run_files
 from llm_utils.records.earlier_runs import fill_environment, stack_of_adapters, summary_of_run
@@ -216,7 +217,8 @@ if __name__ == "__main__":
         print(line, file=sys.stderr)
     check(args)
     for name, value in fit_environment(args).items():
-        print(f"default for --model {args.model}: {arguments.flag(name)} {shlex.quote(value)}", file=sys.stderr)
+        line = f"default for --model {args.model}: {arguments.flag(name)} {shlex.quote(value)}"
+        print(printable(line), file=sys.stderr)
     run_dir = Path(args.resume or Path("runs") / run_name(args, args.mode))
     device = distributed.device(args.cuda)
     threads.use(args)
@@ -299,8 +301,9 @@ if __name__ == "__main__":
         counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
         report = {**model, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
         run_files.write_json(run_dir / REPORT, report | {"finished": True})
-    print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {model_name} as {args.mode}, {seconds:.0f} s")
+    played_on = printable(f"{args.env_id}, {args.split}: {len(rows)} episodes of {model_name}")
+    print(f"{played_on} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         counted = f"   {value['tasks']} tasks" if "tasks" in value else ""
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]{counted}")
-    print(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes")
+    print(printable(f"written to {run_dir}; python -m agent_r1.show {shlex.quote(str(run_dir))} prints episodes"))

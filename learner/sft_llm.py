@@ -10,7 +10,6 @@ import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing pa
 
 import itertools
 import math
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ import torch
 
 from agent_r1.baselines import baselines_of
 from agent_r1.text.tokenizers import load_tokenizer
+from agent_r1_tools.text import printable
 from llm_utils import arguments, distributed
 from llm_utils.imitation.demonstrations import Demonstration, Demonstrations, check_first_row, digest, read_rows
 from llm_utils.imitation.scratch import make_model, make_tokenizer
@@ -35,7 +35,7 @@ from llm_utils.records.model_card import save_with_card
 from llm_utils.records.progress import Progress
 from llm_utils.recovery import checkpoint, disk, signals
 from llm_utils.setup import threads
-from llm_utils.setup.environments import env_kwargs, plain_errors
+from llm_utils.setup.environments import env_kwargs, plain_errors, quoted
 from llm_utils.setup.loading import choose_dtype, load_policy
 from llm_utils.setup.model_checks import check_vocabulary
 from llm_utils.setup.sources import config_files, fit_environment, model_files, model_source, tokenizer_source
@@ -251,9 +251,8 @@ if __name__ == "__main__":
     threads.use(args)
     torch.use_deterministic_algorithms(args.deterministic)
     torch.manual_seed(args.seed)
-
     for name, value in fit_environment(args).items():
-        print(f"default for --model {args.model}: {arguments.flag(name)} {shlex.quote(value)}", file=sys.stderr)
+        print(f"default for --model {args.model}: {arguments.flag(name)} {printable(quoted(value))}", file=sys.stderr)
     if warning := other_environment(args):
         print(warning, file=sys.stderr)
 

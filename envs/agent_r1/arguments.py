@@ -54,10 +54,11 @@ def named_function(name: str, value: str) -> Any:
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: ".name", ""
         places = "modules are imported from this folder, from PYTHONPATH and from installed packages"
         raise ArgumentError(f"{name} {value!r}: {error}; {places}") from None
-    if function is None or _is_of_python(function) or attribute.startswith("__"):
-        raise ArgumentError(f"{name} {value!r}: functions of Python itself are rejected; name one of your own")
-    if not callable(function) and not isinstance(function, Tool):
+    own = function is not None and not attribute.startswith("__")
+    if own and not callable(function) and not isinstance(function, Tool):
         raise ArgumentError(f"{name} {value!r}: this is no function, but {function!r:.200}")
+    if not own or _is_of_python(function):
+        raise ArgumentError(f"{name} {value!r}: functions of Python itself are rejected; name one of your own")
     return function
 
 

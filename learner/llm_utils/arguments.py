@@ -288,10 +288,11 @@ def check_environment(args: Any) -> None:
     kwargs_of_each(args)
     data_dir = args.data_dir or ""
     if data_dir and "://" not in data_dir and not os.path.exists(os.path.expanduser(data_dir)):
-        raise SystemExit(f"--data-dir {args.data_dir}: there is no such file or folder")
+        raise SystemExit(printable(f"--data-dir {args.data_dir}: there is no such file or folder"))
     template = args.chat_template
     if template is not None and not os.path.isfile(template):
-        raise SystemExit(f"--chat-template {template}: there is no such file; give a file with a Jinja template")
+        cause = "there is no such file; give a file with a Jinja template"
+        raise SystemExit(printable(f"--chat-template {template}: {cause}"))
     given = {name for text in one_each("env_kwargs", args.env_kwargs, args) for name in json.loads(text or "{}")}
     if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in given]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")

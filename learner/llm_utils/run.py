@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agent_r1_tools.text import printable
 from llm_utils import arguments, distributed
 from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import Logger, run_name, share_of_faults
@@ -63,7 +64,8 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     args.open_flags = {name: given[name] for name in chosen}
     if chosen and distributed.rank() == 0:
         flags = " ".join(f"--{name.replace('_', '-')} {quoted(value)}" for name, value in chosen.items())
-        print(f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}", file=sys.stderr)
+        line = f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}"
+        print(printable(line), file=sys.stderr)
         for name, split in zip(ids_of(args), one_each("eval_split", chosen.get("eval_split"), args), strict=True):
             if split == args.split:
                 print(f"{name}: evaluations use the training tasks, split {args.split}", file=sys.stderr)

@@ -11,6 +11,7 @@ import pytest
 from llm_utils import arguments
 from llm_utils.records import earlier_runs
 from llm_utils.setup.code_names import check_names
+from llm_utils.setup.sources import model_source
 
 ROWS = "AgentR1/Rows-v0"
 
@@ -94,3 +95,36 @@ def test_a_resumed_run_takes_no_code_from_a_strangers_run(here, monkeypatch):
     with pytest.raises(SystemExit, match="names code: pytest; repeat --env-kwargs"):
         resumed(env_id=saved["env_id"])
     assert resumed(**flags).env_kwargs == env_kwargs
+
+
+def test_a_judge_of_a_strangers_run_gets_no_key(here):
+    kwargs = json.dumps({"reward": "model", "judge_url": "http://127.0.0.1:1/v1", "judge_model": "m"})
+    folder_with(here, env_id=ROWS, env_kwargs=kwargs, eval_split="test")
+    with pytest.raises(SystemExit, match=r"OPENAI_API_KEY: http://127.0.0.1:1/v1; repeat --env-kwargs on the command"):
+        earlier_runs.fill_environment(evaluate_llm.Args(model=str(here)))
+    earlier_runs.fill_environment(evaluate_llm.Args(model=str(here), env_kwargs=kwargs))
+
+
+WRONG = [{"env_id": {"a": 1}}, {"env_id": ["a", 1]}, {"eval_split": ["a", "b"]}, {"env_kwargs": 5}, {"model": 3},
+         {"env_kwargs": ["{}", "{}"]}, {"data_dir": 7}, {"tokenizer": ["byte"]}, {"chat_template": {}}]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_values_of_another_type_make_it_no_run(here, wrong):
+    folder_with(here, **{"env_id": ROWS, "env_kwargs": "{}", "eval_split": "test", **wrong})
+    assert earlier_runs.arguments_of_run(str(here)) == {}
+
+
+def test_no_escape_of_a_run_reaches_the_terminal(here):
+    folder_with(here, env_id=["a\x1b[2J", "b"], env_kwargs="{}")
+    with pytest.raises(SystemExit) as caught:
+        earlier_runs.fill_environment(evaluate_llm.Args(model=str(here)))
+    assert "\x1b" not in str(caught.value)
+    for wrong in ({"env_kwargs": "\x1b"}, {"data_dir": "\x1b"}, {"chat_template": "\x1b"}, {"eval_split": "\x1b"},
+                  {"eval_split": ["\x1b", "b"]}, {"env_id": "\x1b"}, {"model": "/\x1b"}):  # fmt: skip
+        args = grpo_llm.Args(**{"model": "tiny", **wrong})
+        with pytest.raises(SystemExit) as caught:
+            arguments.check_environment(args)
+            arguments.check_splits(args)
+            model_source(args.model, args.env_id)
+        assert "\x1b" not in str(caught.value)
