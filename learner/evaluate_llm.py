@@ -26,6 +26,7 @@ import numpy as np
 import agent_r1  # noqa: F401  (registers the environments)
 from agent_r1.baselines import BASELINES, baseline
 from agent_r1.vector import ToolVectorEnv
+from agent_r1_tools.text import printable
 from llm_utils import arguments, config_file, distributed
 from llm_utils.records import commands, run_files
 from llm_utils.records.displays import interval
@@ -292,8 +293,9 @@ if __name__ == "__main__":
         counts = {"episodes": len(rows), "faults": len(played) - len(rows)}
         report = {**model, **counts, "seconds": seconds, "metrics": table, "args": asdict(args)}
         run_files.write_json(run_dir / REPORT, report | {"finished": True})
-    print(f"{args.env_id}, {args.split}: {len(rows)} episodes of {model_name} as {args.mode}, {seconds:.0f} s")
+    played_on = printable(f"{args.env_id}, {args.split}: {len(rows)} episodes of {model_name}")
+    print(f"{played_on} as {args.mode}, {seconds:.0f} s")
     for shown, value in table.items():
         counted = f"   {value['tasks']} tasks" if "tasks" in value else ""
         print(f"  {shown:16} {value['mean']:9.4f}   [{value['low']:.4f}, {value['high']:.4f}]{counted}")
-    print(f"written to {run_dir}; {commands.show(run_dir)} prints episodes")
+    print(printable(f"written to {run_dir}; {commands.show(run_dir)} prints episodes"))

@@ -140,6 +140,9 @@ def start(job: Job) -> subprocess.Popen:
     if folder is not None:
         script = next(i for i, word in enumerate(words) if word.endswith(".py"))
         threads = ["--num-threads", str(job.threads)] if job.threads is not None else []
+        names = {name: job.args[name] for name in ("env_id", "env_kwargs") if job.args.get(name) is not None}
+        for name, value in names.items():  # repeated, because a folder may not name code that is installed
+            threads += [f"--{name.replace('_', '-')}", *(value if isinstance(value, list) else [value])]
         words = [*words[: script + 1], "--resume", str(folder), *threads]
     log = RUNS / "logs" / f"{job.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

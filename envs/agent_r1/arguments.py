@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -44,24 +44,34 @@ def add_current_folder() -> None:
 
 
 def named_function(name: str, value: str) -> Any:
-    """Return the function that "module:function" names. The module may be in the current folder.
+    """Return the function or class that "module:function" names. The module may be in the current folder.
 
-    Raises ArgumentError if it is not found, and for a function of Python itself. The name may come from a run's folder
-    or a row that someone else made, and `builtins:exec` as a reward function would execute the policy's answers.
+    Raises ArgumentError if it is not found, is neither, or is one of Python itself, under whatever name: the name may
+    come from a row that someone else made, and `builtins:exec` as a reward function would execute the policy's answers.
     """
     module, _, attribute = value.partition(":")
     if not attribute:
         raise ArgumentError(f"{name} must be a function or module:function, got {value!r}")
     add_current_folder()
     try:
-        if not _of_python(module):
-            function = getattr(importlib.import_module(module), attribute)
-            if not inspect.isroutine(function) or not _of_python(str(function.__module__)):
-                return function
+        function = None if _of_python(module) else getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: ".name", ""
         places = "modules are imported from this folder, from PYTHONPATH and from installed packages"
         raise ArgumentError(f"{name} {value!r}: {error}; {places}") from None
-    raise ArgumentError(f"{name} {value!r}: functions of Python itself are rejected; name one of your own")
+    own = function is not None and not attribute.startswith("__")
+    if own and not callable(function) and not isinstance(function, Tool):
+        raise ArgumentError(f"{name} {value!r}: this is no function, but {function!r:.200}")
+    if not own or _is_of_python(function):
+        raise ArgumentError(f"{name} {value!r}: functions of Python itself are rejected; name one of your own")
+    return function
+
+
+def _is_of_python(function: Any) -> bool:
+    """Return True if a function, a class or another callable is one of Python's, also inside of a `partial`."""
+    while isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", None)  # a method in C has no module
+    return _of_python(getattr(function, "__module__", None) or type(owner).__module__)
 
 
 def _of_python(module: str) -> bool:

@@ -21,6 +21,7 @@ from llm_utils.command_line import read as read
 from llm_utils.records import tracking
 from llm_utils.recovery import disk
 from llm_utils.setup import environments, startup
+from llm_utils.setup.code_names import check_names
 from llm_utils.setup.curriculum import stages
 from llm_utils.setup.environments import ONE_OR_EACH, check_mixture, check_splits, environment_spec, one_each
 
@@ -288,10 +289,11 @@ def check_environment(args: Any) -> None:
     environments.kwargs_of_each(args)
     data_dir = args.data_dir or ""
     if data_dir and "://" not in data_dir and not os.path.exists(os.path.expanduser(data_dir)):
-        raise SystemExit(f"--data-dir {args.data_dir}: there is no such file or folder")
+        raise SystemExit(printable(f"--data-dir {args.data_dir}: there is no such file or folder"))
     template = args.chat_template
     if template is not None and not os.path.isfile(template):
-        raise SystemExit(f"--chat-template {template}: there is no such file; give a file with a Jinja template")
+        cause = "there is no such file; give a file with a Jinja template"
+        raise SystemExit(printable(f"--chat-template {template}: {cause}"))
     given = {name for text in one_each("env_kwargs", args.env_kwargs, args) for name in json.loads(text)}
     if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in given]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")
@@ -372,12 +374,12 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
     """Return the arguments of the run that `args.resume` names; `saved` comes from its `file`.
 
     The command line may repeat the run's own arguments. It may raise the number of episodes, and change arguments that
-    change the result at most by rounding (MAY_CHANGE); changes are printed. Raise SystemExit for other changes, and for
-    a value of another type.
+    change the result at most by rounding (MAY_CHANGE); changes are printed. Raise SystemExit for other changes, for a
+    value of another type, and for names of code that are not repeated (`check_names`).
     """
     values = {name: value for name, value in saved.items() if hasattr(args, name)}
     words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}
-    changed, run_dir = [], vars(args)["resume"]
+    changed, run_dir, unrepeated = [], vars(args)["resume"], {}
     for name, default in defaults_of(type(args)).items():
         value, run_value = getattr(args, name), values.get(name, default)
         same_type = type(run_value) is type(default) or {type(run_value), type(default)} == {int, float}
@@ -386,6 +388,8 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
         if not (same_type or default is MISSING or None in (run_value, default) or is_all or is_list):
             raise SystemExit(f"--resume {run_dir}: {file} is damaged: its {flag(name)} is {run_value!r}")
         not_given = flag(name) not in words if "--resume" in words else value == default  # made by a program
+        if name in ("env_id", "env_kwargs") and not_given:
+            unrepeated[name] = run_value
         if name == "resume" or value == run_value or not_given:
             continue
         if name == "env_kwargs":
@@ -401,6 +405,7 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
             raise SystemExit(f"{flag(name)} {value} is less than the run's own {run_value}; --resume can only raise it")
         values[name] = value
         changed.append(f"{flag(name)} {value} (was {printable(str(run_value))})")
+    check_names(run_dir, **unrepeated)
     if changed and distributed.launched_rank() == 0:
         print(f"resuming with {', '.join(changed)}", file=sys.stderr)
     return type(args)(**{**values, "resume": str(run_dir)})

@@ -134,7 +134,8 @@ def test_two_runs_are_the_same_when_all_arguments_are(tmp_path, monkeypatch):
     started: list[list[str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda words, **_: started.append(words))
     sweep.start(threads)
-    assert started[0][2:] == ["--resume", "runs/one", "--num-threads", "2"]
+    names = ["--env-id", threads.args["env_id"], "--env-kwargs", threads.args["env_kwargs"]]
+    assert started[0][2:] == ["--resume", "runs/one", "--num-threads", "2", *names]
 
 
 PLAYING = [*shlex.split(SMALL), "--total-episodes", "8", "--checkpoint-every", "1"]

@@ -2,9 +2,21 @@
 
 import asyncio
 import json
+from functools import cache, partial
 from os import system  # noqa: F401  (a function of Python itself, under another module's name)
+from subprocess import Popen  # noqa: F401
 
 PI = 3.14
+bound, write = partial(partial(exec)), [].append
+
+
+@cache
+def cached(answer):
+    """A function in one of Python's objects."""
+    return answer
+
+
+half = partial(cached)
 
 
 def nothing_right(answer, row):

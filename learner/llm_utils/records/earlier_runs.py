@@ -11,6 +11,7 @@ from typing import Any
 
 import agent_r1
 from agent_r1_tools.text import printable
+from llm_utils.setup.code_names import check_names
 from llm_utils.setup.environments import ONE_OR_EACH, evaluation_split, quoted
 from llm_utils.setup.foreign import read_object
 
@@ -25,13 +26,24 @@ def folder_of_run(source: str) -> Path | None:
 
 
 def summary_of_run(source: str) -> dict[str, Any]:
-    """Return the summary of such a run; {} for other folders, and for a summary.json of another program."""
+    """Return the summary of such a run; {} for other folders, and for a summary.json of another program, which may have
+    values of other types."""
     folder = folder_of_run(source)
     try:
         summary = read_object(folder / "summary.json") if folder else {}
     except ValueError:
         return {}
-    return summary if isinstance(summary.get("args"), dict) else {}
+    return summary if isinstance(summary.get("args"), dict) and _has_types(summary["args"]) else {}
+
+
+def _has_types(args: dict[str, Any]) -> bool:
+    """Return True if the arguments that are read here have the types of a run's."""
+    texts = ("env_id", "env_kwargs", "eval_split", "data_dir", "data", "model", "tokenizer", "chat_template")
+    given = {name: args[name] for name in texts if args.get(name) is not None}
+    lists = {name: given.pop(name) for name in texts[:3] if isinstance(given.get(name), list)}
+    of_texts = all(isinstance(one, str) for one in sum(lists.values(), [*given.values()]))
+    ids = lists.get("env_id", [])
+    return of_texts and all(len(value) == len(ids) for value in lists.values())
 
 
 def arguments_of_run(source: str) -> dict[str, str | None]:
@@ -46,7 +58,7 @@ def beginning_of_run(source: str) -> str | None:
     model, env_id = args.get("model"), args.get("env_id")
     if folder is not None and model == "scratch":
         return f"{folder}/scratch"  # made by sft_llm.py; a path cannot be confused with a name on a hub
-    if model == "tiny" and env_id is not None:
+    if model == "tiny" and isinstance(env_id, str):
         with suppress(ValueError):  # the policy is no longer shipped
             return agent_r1.tiny_policy(env_id)
     return model
@@ -128,7 +140,7 @@ def of_one_environment(run: dict[str, Any], env_id: str | None) -> dict[str, Any
     if not isinstance(ids, list):
         return run
     if env_id is None:
-        raise SystemExit(f"--env-id is missing: the run was trained on {', '.join(ids)}; name one of them")
+        raise SystemExit(printable(f"--env-id is missing: the run was trained on {', '.join(ids)}; name one of them"))
     if env_id not in ids:
         return {**run, "env_id": ", ".join(ids)}  # the caller reports the difference
     lists = {name: run[name] for name in ONE_OR_EACH if isinstance(run.get(name), list)}
@@ -140,7 +152,7 @@ def fill_environment(args: Any) -> list[str]:
     adapters ("tiny", the default, counts as open), and the tokenizer of their run.
 
     The run's split and other arguments are used only with its environment. Return lines that report the values taken
-    from the run, and the differences from it.
+    from the run, and the differences from it. Raise SystemExit if these name code that is not the user's own.
     """
     warnings, taken = [], []
     adapted = arguments_of_run(args.adapter) if args.adapter else {}
@@ -172,6 +184,9 @@ def fill_environment(args: Any) -> list[str]:
     if args.env_id not in (None, run.get("env_id", args.env_id)):
         warnings.append(f"the run was trained on {run['env_id']}, but is evaluated on {args.env_id} (--env-id)")
         run = {}
+    source = args.adapter if adapted else args.model
+    names = {name: run.get(name) for name in ("env_id", "env_kwargs") if getattr(args, name) is None}
+    check_names(folder_of_run(source) or source, **names)
     for name, name_in_run, default in PLAYED:
         value, run_value, flag = getattr(args, name), run.get(name_in_run), f"--{name.replace('_', '-')}"
         if value is None:

@@ -77,7 +77,8 @@ class ChatEngine:
     def _reply(self, body: dict[str, Any], room: int) -> dict[str, Any]:
         """Return the API's message. Raise EngineDied if it rejects the request, or sends no reply for minutes.
 
-        A connection that fails before any other has worked is not retried: the address is wrong, or nobody listens.
+        A connection that fails before any other has worked is not retried: the address is wrong, or nobody listens. Nor
+        is a reply that is not HTTP, before any that is.
         """
         cause = ""
         for pause in (0.0, *PAUSES):
@@ -94,6 +95,10 @@ class ChatEngine:
                         f"{self.url} cannot be reached ({error}): start its server, or correct --api"
                     ) from error
                 cause = f"does not answer: {error!r}"
+                if isinstance(error, httpx.RemoteProtocolError) and not self.reached:
+                    raise EngineDied(
+                        f"{self.url} does not answer as HTTP ({printable(str(error))}): correct --api"
+                    ) from error
                 continue
             if status == 200:
                 return _message(self.url, content)

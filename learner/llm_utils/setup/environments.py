@@ -44,7 +44,8 @@ def print_defaults(chosen: Mapping[str, Any], args: Any) -> None:
     """Print the flags that a script chose for the user, as they are typed. Only rank 0 prints."""
     if chosen and distributed.launched_rank() == 0:
         flags = " ".join(f"--{name.replace('_', '-')} {quoted(value)}" for name, value in chosen.items())
-        print(f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}", file=sys.stderr)
+        line = f"defaults for --model {args.model} and --env-id {words(args.env_id)}: {flags}"
+        print(printable(line), file=sys.stderr)
 
 
 def one_each(name: str, value: Any, args: Any) -> list[Any]:
@@ -70,7 +71,7 @@ def environment_spec(env_id: str | Sequence[str]) -> EnvSpec:
         try:
             names.append(find_environment(one).id)
         except ArgumentError as error:
-            raise SystemExit(f"--env-id {one}: {printable(str(error))}") from None
+            raise SystemExit(printable(f"--env-id {one}: {error}")) from None
     return vector_spec(names[0]) if len(names) == 1 else mixed_spec(names)
 
 
@@ -109,7 +110,8 @@ def check_splits(args: Any) -> None:
             continue
         for flag, split in (("--split", args.split), ("--eval-split", eval_split)):
             if split is not None and split not in splits:
-                raise SystemExit(f"{flag} {split}: {env_id} has no split {split!r}; it has {', '.join(splits)}")
+                problem = f"{env_id} has no split {split!r}; it has {', '.join(splits)}"
+                raise SystemExit(printable(f"{flag} {split}: {problem}"))
 
 
 def kwargs_of_each(args: Any) -> list[dict[str, Any]]:
@@ -122,7 +124,8 @@ def kwargs_of_each(args: Any) -> list[dict[str, Any]]:
         except (ValueError, TypeError):
             kwargs = None
         if not isinstance(kwargs, dict):
-            raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {text}")
+            got = printable(str(text))
+            raise SystemExit(f"--env-kwargs takes a JSON object, such as '{{\"max_turns\": 4}}', got {got}")
         flags = {"data_dir": args.data_dir, "chat_template": args.chat_template}
         each.append(kwargs | {name: value for name, value in flags.items() if value is not None})
     return each
@@ -141,7 +144,7 @@ def check_mixture(args: Any) -> None:
     if len(ids) == 1:
         return
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
-        raise SystemExit(f"--env-id names {twice[0]} twice: name each once; --env-share weighs them")
+        raise SystemExit(printable(f"--env-id names {twice[0]} twice: name each once; --env-share weighs them"))
     try:
         environment_shares(args.env_share, len(ids))
     except ArgumentError as error:
@@ -196,4 +199,4 @@ def plain_errors(env_id: str | Sequence[str]) -> Iterator[None]:
         if not explains_itself and not all(maker.startswith("agent_r1.") for maker in makers):
             raise
         notes = [f" ({note})" for note in getattr(error, "__notes__", ())]  # the one of several
-        raise SystemExit(f"--env-id {words(ids)}: {printable(str(error))}{''.join(notes)}") from None
+        raise SystemExit(printable(f"--env-id {words(ids)}: {error}{''.join(notes)}")) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_r1
+from agent_r1_tools.text import printable
 from llm_utils import distributed
 from llm_utils.records.earlier_runs import arguments_of_run, beginning_of_run, places, stack_of_adapters
 from llm_utils.setup import foreign
@@ -28,7 +29,7 @@ def model_source(name: str, env_id: str | list[str]) -> str:
     try:
         folder = agent_r1.tiny_policy(ids[0]) if name == "tiny" else os.path.expanduser(name)
     except ValueError as error:
-        raise SystemExit(f"--model {name}: {error}") from None
+        raise SystemExit(printable(f"--model {name}: {error}")) from None
     if os.path.isdir(folder):
         for candidate in places(folder):
             if (candidate / "config.json").is_file():
@@ -39,11 +40,12 @@ def model_source(name: str, env_id: str | list[str]) -> str:
                     f"{candidate}, continue that run with --resume, use its model/, which it has without "
                     "--no-save-model, or merge the adapters with peft's merge_and_unload()"
                 )
-        raise SystemExit(f"--model {name}: the folder has no config.json; use a folder made by save_pretrained()")
+        cause = "the folder has no config.json; use a folder made by save_pretrained()"
+        raise SystemExit(printable(f"--model {name}: {cause}"))
     if os.path.isfile(folder):
-        raise SystemExit(f"--model {name}: this is a file; give its folder, as made by save_pretrained()")
+        raise SystemExit(printable(f"--model {name}: this is a file; give its folder, as made by save_pretrained()"))
     if os.path.isabs(folder) or folder.startswith((".", "~", "runs/")) or folder.count("/") > 1:
-        raise SystemExit(f"--model {name}: there is no such folder")
+        raise SystemExit(printable(f"--model {name}: there is no such folder"))
     return folder
 
 
@@ -95,19 +97,20 @@ def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:
     if name == "byte" or (name is None and arguments_of_run(source).get("tokenizer") == "byte"):  # saved as another one
         return None
     if name is not None and os.path.isfile(name):
-        raise SystemExit(f"--tokenizer {name}: this is a file; give its folder, as made by save_pretrained()")
+        cause = "this is a file; give its folder, as made by save_pretrained()"
+        raise SystemExit(printable(f"--tokenizer {name}: {cause}"))
     if name is None and os.path.isdir(source) and not any(Path(source).glob("tokenizer*.json")):
         initial_model = beginning_of_run(source)  # a checkpoint holds no tokenizer
         if initial_model is None:
             raise SystemExit(f"the folder {source} has no tokenizer; name one with --tokenizer")
-        return tokenizer_source(arguments_of_run(source)["tokenizer"], model_source(initial_model, env_id), env_id)
+        return tokenizer_source(arguments_of_run(source).get("tokenizer"), model_source(initial_model, env_id), env_id)
     if name is None and os.path.isdir(source):
         read_config(source)
     elif name is not None:
         try:
             foreign.check_configs(Path(name))
         except (OSError, foreign.RefusedError) as error:
-            raise SystemExit(f"--tokenizer {name}: {error}") from None
+            raise SystemExit(printable(f"--tokenizer {name}: {error}")) from None
     return name or source
 
 

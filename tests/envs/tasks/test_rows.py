@@ -112,7 +112,7 @@ def test_functions_are_tools_by_name_and_as_they_are(tmp_path, monkeypatch):
     ("tool", "message"),
     [
         ("named:nowhere", "tools 'named:nowhere': .* no attribute 'nowhere'; modules are imported from this folder"),
-        ("named:PI", "tools must be Tools .objects, no classes. and functions, got 3.14"),
+        ("named:PI", "tools 'named:PI': this is no function, but 3.14"),
         ("named:system", "functions of Python itself are rejected"),
         (lambda text: text, "tools: '<lambda>' cannot be a tool's name"),
         (Tool, "tools must be Tools .objects, no classes."),
@@ -429,9 +429,11 @@ def test_a_reward_function_that_is_none_or_async_is_refused_at_once():
     with pytest.raises(ArgumentError, match="a function, or module:function; got 7"):
         make(reward=7)
     # The name may be that of a stranger's run that goes on.
-    for name in ("builtins:exec", "os:system", "os.path:join", "subprocess:run", "named:system"):
+    strangers = ("agent_r1.ids:partial", "agent_r1:__builtins__", "named:Popen", "named:bound", "named:write")
+    for name in ("builtins:exec", "os:system", "os.path:join", "subprocess:run", "named:system", *strangers):
         with pytest.raises(ArgumentError, match="functions of Python itself are rejected"):
             make(reward=name)
+    assert make(reward="named:cached") and make(reward="named:half")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import re
 import runpy
 import socket
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import evaluate_llm
@@ -169,6 +171,26 @@ def test_an_address_where_nobody_is_ends_it_at_once(monkeypatch, tmp_path, capsy
         runpy.run_path(str(SCRIPT), run_name="__main__")
     said = capsys.readouterr().err
     assert "retrying" not in said and "--resume" not in said  # there is nothing to resume
+
+
+def test_a_server_that_does_not_speak_http_ends_it_at_once(monkeypatch, envs, capsys):
+    monkeypatch.setattr(chat_engine, "PAUSES", (0.0, 0.0))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n{}")
+                    connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        engine = ChatEngine(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "m", envs)
+        with pytest.raises(EngineDied, match="does not answer as HTTP .*: correct --api"):
+            reply(engine, envs)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert "retrying" not in capsys.readouterr().err
 
 
 def test_a_server_that_is_lost_later_is_asked_again(server, monkeypatch, capsys, envs):
