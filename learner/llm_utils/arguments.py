@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from agent_r1_tools.exchange import is_address
 from agent_r1_tools.text import printable
@@ -55,9 +55,6 @@ ArgsT = TypeVar("ArgsT")
 @dataclass
 class Common:
     """Infrastructure flags around an algorithm, the same in every RL learner."""
-
-    open_flags: ClassVar[Mapping[str, Any]] = {}
-    # Flags whose values were chosen for the model and the machine, as they were given. Not a flag.
 
     # run
     exp_name: str = ""

@@ -60,7 +60,7 @@ def prepare(args: Any, check: Callable[[Any], None] = arguments.check) -> Any:
     torch.manual_seed(args.seed)
     given = asdict(args)
     chosen = fit_environment(args) | fill_defaults(args)
-    args.open_flags = {name: given[name] for name in chosen}
+    args.open_flags = {name: given[name] for name in chosen}  # not a flag: config.yaml leaves these open
     print_defaults(chosen, args)
     if chosen and distributed.rank() == 0:
         for name, split in zip(ids_of(args), one_each("eval_split", chosen.get("eval_split"), args), strict=True):

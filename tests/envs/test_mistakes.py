@@ -123,7 +123,7 @@ def test_an_unknown_argument_names_all_that_there_are():
     def __init__(self, low=1, *, high=2, **kwargs):
         Right.__init__(self, **kwargs)
 
-    with pytest.raises(ArgumentError, match="argument 'hihg'; it has low, high, tokenizer, dialect"):
+    with pytest.raises(ArgumentError, match="argument 'hihg'; it has low, high, tokenizer, chat_template, dialect"):
         like(__init__=__init__)(hihg=3)
 
 

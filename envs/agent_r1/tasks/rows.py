@@ -214,8 +214,8 @@ class RowsEnv(Baselines, ToolEnv):
         text = reply_text(dialect, {**turn, "content": content}, self.schemas)
         calls = dialect.parse(codec.encode_text(text), self.schemas).calls
         if len(calls) != len(turn["tool_calls"]):
-            problem = "the text of a message or answer is a call; write it into tool_calls"
-            raise UnwrittenError(f"row {self.task.id}: {problem}")
+            cause = "the text of a message or answer is a call; write it into tool_calls"
+            raise UnwrittenError(f"row {self.task.id}: {cause}")
         for call in calls:
             tool = self.tools.get(call.name)
             missing = f"there is no tool {call.name!r} (tools has {', '.join(self.tools) or 'none'})"
