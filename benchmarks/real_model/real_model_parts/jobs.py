@@ -19,7 +19,7 @@ from real_model_parts.questions import env_kwargs
 from real_model_parts.suites import LEARNERS, PAIRS, START, Suite
 
 SAMPLING = ("engine", "vllm_url", "dtype", "num_envs", "temperature", "top_p")  # learners and evaluations have them
-ALL = {"exp-name", "model", "tokenizer", "env-id", "env-kwargs", "data-dir", "split", "resume"}
+ALL = {"exp-name", "model", "tokenizer", "chat-template", "env-id", "env-kwargs", "data-dir", "split", "resume"}
 FIXED = {  # what makes a run the one that its label says, so no further flag may change it
     "sft_flags": {*ALL, "data", "eval-data", "out"},
     "rl_flags": {*ALL, "seed", "save-model", "eval-split", "sample-by-pass-rate"},

@@ -124,7 +124,7 @@ class Logger:
         extra = {"iteration": run["iteration"], "env_id": self.args.env_id, "model": self.args.model}
         run_files.append_rows(self.run_dir / "trajectories.jsonl", written_rows, **extra)
         advantages = [np.abs(row.advantages[row.train_mask]) for row in rows]
-        extent = {"valid": len(valid), "advantage": float(np.concatenate([*advantages, np.zeros(1)]).max())}
+        extent = {"batch/valid": len(valid), "batch/advantage": float(np.concatenate([*advantages, np.zeros(1)]).max())}
         warnings = run_warnings.of_iteration(shown | extent, run.setdefault("warnings", {}), self.args, self.show)
         for text in warnings.values():
             self.warn(text)

@@ -35,9 +35,10 @@ LOOK = "look at failures with `{show} --failed`"
 def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any, show: str) -> dict[str, str]:
     """Return the new warnings of an iteration by name, and update `state`, a dict that is empty at the start.
 
-    `figures` are the logged scalars by name, and two more: `valid`, the number of episodes without an infrastructure
-    error, and `advantage`, the largest absolute advantage of a trained token. `show` is the command that prints the
-    run's episodes ("" if none are recorded). A warning has two lines: the fact, then the remedy.
+    `figures` are the logged scalars by name, and two more: `batch/valid`, the number of episodes without an
+    infrastructure error, and `batch/advantage`, the largest absolute advantage of a trained token. `show` is the
+    command that prints the run's episodes ("" if none are recorded). A warning has two lines: the fact, then the
+    remedy.
     """
     found: dict[str, str] = {}
     state["iterations"] = number = state.get("iterations", 0) + 1
@@ -45,7 +46,7 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
     if success is None or mean_return is None:
         return {}  # infrastructure errors only
 
-    if figures["valid"] > 1 and number > getattr(args, "critic_warmup", 0):  # before, only the critic is trained
+    if figures["batch/valid"] > 1 and number > getattr(args, "critic_warmup", 0):  # before, only the critic is trained
         found |= _without_signal(figures, state, args, show)
 
     state["success"] = state.get("success", False) or success > 0
@@ -110,7 +111,7 @@ def _without_signal(figures: Mapping[str, float], state: dict[str, Any], args: A
 
 def _has_signal(figures: Mapping[str, float], args: Any) -> bool:
     """Return False if the rewards of this iteration say nothing about the policy of a learner without a critic."""
-    if figures.get("losses/grad_norm", 1.0) < NO_GRADIENT or figures["advantage"] < NO_ADVANTAGE:
+    if figures.get("losses/grad_norm", 1.0) < NO_GRADIENT or figures["batch/advantage"] < NO_ADVANTAGE:
         return False
     # of the first batch; further ones may have some. With --kl-in reward, advantages have the KL divergence as well.
     return figures.get("charts/groups_with_signal", 1.0) > 0 or getattr(args, "dynamic_sampling", 0) > 0
@@ -127,9 +128,9 @@ def _same_returns(figures: Mapping[str, float], state: dict[str, Any], args: Any
     if not _all_equal(figures) or not equal_in_time:
         iterations = episodes = 0
     elif iterations and abs(value - mean_return) < 1e-6:
-        iterations, episodes = iterations + 1, episodes + int(figures["valid"])
+        iterations, episodes = iterations + 1, episodes + int(figures["batch/valid"])
     else:
-        iterations, episodes = 1, int(figures["valid"])
+        iterations, episodes = 1, int(figures["batch/valid"])
     known = state.get("same_known", False) and iterations > 1
     state["same"] = [iterations, episodes, mean_return]
     state["same_known"] = iterations >= SAME_ITERATIONS and episodes >= SAME_EPISODES
@@ -143,7 +144,7 @@ def _shortened(number: int, args: Any) -> bool:
 
 
 def _all_equal(figures: Mapping[str, float]) -> bool:
-    return figures["valid"] > 1 and figures.get("charts/return_std", 1.0) < 1e-6
+    return figures["batch/valid"] > 1 and figures.get("charts/return_std", 1.0) < 1e-6
 
 
 def _untrained(args: Any) -> tuple[str, str]:

@@ -91,7 +91,7 @@ def test_ones_own_environment_on_a_base_model_names_the_remedy(base_tokenizer):
     ],
 )
 def test_a_file_that_is_no_usable_template_is_named(tmp_path, base_tokenizer, monkeypatch, text, message):
-    monkeypatch.setattr("agent_r1.text.templates.CPU_SECONDS", 0.3)
+    monkeypatch.setattr("agent_r1.text.templates.CPU_SECONDS", 0.2)
     path = tmp_path / "chat.jinja"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -14,11 +14,11 @@ BASE = {"max_staleness": 0, "top_p": 1.0, "engine": "transformers", "gamma": 1.0
 PPO = BASE | {"gamma_turn": 1.0, "critic_warmup": 0}
 GRPO = BASE | {"group_size": 8}
 FINE = {"charts/success": 0.4, "charts/episodic_return": 0.5, "charts/return_std": 0.3, "charts/truncated": 0.1,
-        "losses/policy_loss": 0.0, "losses/grad_norm": 0.3, "losses/entropy": 0.3, "valid": 64,
-        "advantage": 2.0}  # fmt: skip
+        "losses/policy_loss": 0.0, "losses/grad_norm": 0.3, "losses/entropy": 0.3, "batch/valid": 64,
+        "batch/advantage": 2.0}  # fmt: skip
 IN_GROUPS = FINE | {"charts/groups_with_signal": 0.9}
 EQUAL = IN_GROUPS | {"charts/success": 0.0, "charts/groups_with_signal": 0.0, "losses/grad_norm": 1e-17,
-                     "advantage": 1e-11, "charts/return_std": 0.0}  # fmt: skip
+                     "batch/advantage": 1e-11, "charts/return_std": 0.0}  # fmt: skip
 
 
 def watch(iterations, **args):
@@ -57,7 +57,7 @@ def test_no_command_prints_episodes_that_are_not_recorded():
 
 
 def test_further_groups_of_dynamic_sampling_may_have_a_signal():
-    found = EQUAL | {"losses/grad_norm": 0.2, "advantage": 1.0}
+    found = EQUAL | {"losses/grad_norm": 0.2, "batch/advantage": 1.0}
     assert watch([found] * 3, **GRPO, dynamic_sampling=2) == ([[]] * 3, [], None)
     for none in (EQUAL, EQUAL | {"losses/grad_norm": 0.001}):  # the gradient of a KL penalty
         assert watch([none], **GRPO, dynamic_sampling=2)[0] == [["signal"]]
@@ -66,7 +66,7 @@ def test_further_groups_of_dynamic_sampling_may_have_a_signal():
 def test_a_rejected_batch_is_not_trained():
     """Its groups have a signal, but no optimizer step is made."""
     rejected = {name: value for name, value in IN_GROUPS.items() if not name.startswith("losses/")}
-    rejected |= {"charts/rejected": 1.0, "advantage": 0.0, "sampler/gap_mean": 0.4}
+    rejected |= {"charts/rejected": 1.0, "batch/advantage": 0.0, "sampler/gap_mean": 0.4}
     names, (text,), end = watch([rejected] * 3, **GRPO, reject_ratio=1.1)
     assert names == [["untrained"], [], []]
     assert "iteration 1: --reject-ratio 1.1 dropped every episode, so nothing was trained\n" in text
@@ -77,7 +77,7 @@ def test_a_rejected_batch_is_not_trained():
 
 
 def test_one_episode_says_nothing():
-    one = EQUAL | {"valid": 1, "charts/truncated": 1.0}
+    one = EQUAL | {"batch/valid": 1, "charts/truncated": 1.0}
     for args in (GRPO, PPO, BASE):
         assert watch([one] * 9, **args) == ([[]] * 9, [], None)
 
@@ -89,12 +89,12 @@ def test_solved_tasks_are_no_failure():
 
 
 def test_equal_returns_without_groups():
-    equal = FINE | {"charts/return_std": 0.0, "losses/grad_norm": 0.001, "advantage": 0.0}  # of an entropy bonus
+    equal = FINE | {"charts/return_std": 0.0, "losses/grad_norm": 0.001, "batch/advantage": 0.0}  # of an entropy bonus
     names, (text,), end = watch([equal] * 2, **BASE)
     assert names == [["signal"], []] and "all episodes have equal returns" in text and "--group-size" not in text
     assert end.startswith("warning: all returns were equal in 2 of 2 iterations: the rewards taught nothing\n")
     assert watch([equal], **BASE | {"gamma": 0.9})[0] == [["signal"]]
-    early = equal | {"advantage": 0.7}  # with a discount, an early return is worth more
+    early = equal | {"batch/advantage": 0.7}  # with a discount, an early return is worth more
     assert watch([early], **BASE | {"gamma": 0.9}) == ([[]], [], None)
 
 
@@ -105,7 +105,7 @@ def test_ppo_learns_from_equal_returns_until_its_critic_knows_them():
     assert end.startswith("warning: all returns were equal in 4 of 4 iterations: the rewards taught nothing\n")
     silence = ([[]] * 12, [], None)
     assert watch([equal, equal, FINE] * 4, **PPO) == silence
-    assert watch([equal | {"valid": 2}] * 12, **PPO) == silence  # a rare success may still come
+    assert watch([equal | {"batch/valid": 2}] * 12, **PPO) == silence  # a rare success may still come
     assert watch([equal, equal | {"charts/episodic_return": 0.0}] * 6, **PPO) == silence
     assert watch([equal] * 12, **PPO | {"gamma": 0.9}) == silence  # an early return is worth more
     nothing = equal | {"charts/episodic_return": 0.0, "charts/success": 0.0}
@@ -121,7 +121,7 @@ def test_the_critic_warm_up_of_ppo_is_left_out():
 
 
 def test_groups_that_are_equal_in_themselves_give_reinforce_with_a_baseline_no_gradient():
-    flat = FINE | {"losses/grad_norm": 0.0, "advantage": 0.0}
+    flat = FINE | {"losses/grad_norm": 0.0, "batch/advantage": 0.0}
     assert watch([flat], **GRPO, baseline=True)[0] == [["signal"]]
     assert "no group had a signal" in watch([flat], **GRPO, baseline=True)[2]
 

@@ -176,6 +176,7 @@ def test_the_commands_of_the_page_run(learn, monkeypatch, capsys):
     page = (ROOT / "docs" / "your_own_environment.md").read_text()
     (block,) = re.findall(r"```bash\nexport PYTHONPATH=docs/examples\n(.*?)```", page, re.DOTALL)
     monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "docs" / "examples"))
     commands = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
     runs, short = {}, ["--env-kwargs", '{"max_action_tokens": 8}']  # the policy is hardly trained, and babbles
     few = ["--episodes", 2, *short]

@@ -57,5 +57,5 @@ def test_a_folder_in_the_home_folder(monkeypatch, tmp_path):
 
 def test_a_folder_with_adapters_alone_is_no_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(SystemExit, match="only adapters.*--save-model"):
+    with pytest.raises(SystemExit, match="only adapters.*--no-save-model"):
         sources.model_source(str(tmp_path), "AgentR1/MultihopWorld-v0")
