@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import select
 import struct
 import sys
 import termios
@@ -21,7 +22,14 @@ def terminal(monkeypatch, columns):
     with monkeypatch.context() as patch, os.fdopen(slave, "w") as stream:
         patch.setattr(sys, "stderr", stream)
         patch.setenv("TERM", "xterm")
-        yield lambda: os.read(master, 100_000).decode()
+
+        def written():
+            parts = []
+            while select.select([master], [], [], 0.2)[0]:  # one read may return a part
+                parts.append(os.read(master, 100_000))
+            return b"".join(parts).decode()
+
+        yield written
     os.close(master)
 
 
