@@ -114,7 +114,7 @@ RUN = {
     "grpo_llm --env-kwargs '{\"max_turnz\": 4}'": "--env-id .* got an unexpected keyword argument 'max_turnz'; it has ",
     "grpo_llm --env-kwargs '{\"max_turns\": 0}'": "--env-id .*: max_turns must be at least 1, got 0",
     "grpo_llm --horizon-schedule 99": "--horizon-schedule 99 does nothing",
-    "grpo_llm --sample-by-pass-rate a.json": "--sample-by-pass-rate a.json: this is not a file of evaluate_llm.py --pr",
+    "grpo_llm --sample-by-pass-rate a.json": ".*this is not a file of evaluate_llm.py --samples",
     "grpo_llm --resume folder": "--resume folder: there is no checkpoint",
     "sft_llm --model file": "--model file: this is a file; give its folder",
     "sft_llm --data data.csv": "--data data.csv: its first line is no JSON object with `tokens` and `action_mask`",
