@@ -11,6 +11,7 @@ import evaluate_llm
 import numpy as np
 import pytest
 from estimators import ESTIMATORS, cosine, expected_gradients, stopping_game, true_gradient
+from interrupted import interrupted_after
 from safetensors import torch as safetensors
 
 from agent_r1 import tiny_policy
@@ -89,17 +90,6 @@ def jsonl(run_dir):
     return [json.loads(line) for line in (run_dir / "trajectories.jsonl").read_text().splitlines()]
 
 
-class Interrupted(checkpoint.Checkpointer):
-    """Ctrl-C right after the first checkpoint."""
-
-    def save(self):
-        saved = super().save()
-        if self.last[0]["run"]["iteration"] == 1 and not (self.folder.parent / "interrupted").exists():
-            (self.folder.parent / "interrupted").touch()
-            raise KeyboardInterrupt
-        return saved
-
-
 def test_a_run_on_two_environments_tells_them_apart_and_resumes_to_the_same_bits(start, learn, monkeypatch, capsys):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -111,7 +101,7 @@ def test_a_run_on_two_environments_tells_them_apart_and_resumes_to_the_same_bits
     said = capsys.readouterr()
     assert "--eval-split test" in said.err and re.search(r"\nArithmeticWorld-v0: 3 tasks\n", said.out)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "Checkpointer", Interrupted)
+        patch.setattr(checkpoint, "Checkpointer", interrupted_after(1))
         with pytest.raises(SystemExit):
             start("grpo_llm", *flags, "--exp-name", "stopped")
     (stopped,) = Path("runs").glob("*stopped*")

@@ -21,6 +21,7 @@ import sft_bf16
 import sft_llm
 import torch
 from gymnasium.envs.registration import EnvSpec
+from interrupted import interrupted_after
 from safetensors import torch as safetensors
 from torch.utils.tensorboard import SummaryWriter
 from transformers import GraniteConfig, GraniteForCausalLM
@@ -493,17 +494,6 @@ def test_killed_and_resumed_the_weights_are_the_same_to_the_bit(learn, flags, tm
     assert json.loads((stopped / "summary.json").read_text())["finished"]
 
 
-class Interrupted(checkpoint.Checkpointer):
-    """Ctrl-C right after the first checkpoint."""
-
-    def save(self):
-        saved = super().save()
-        if self.last[0]["run"]["iteration"] == 2 and not (self.folder.parent / "interrupted").exists():
-            (self.folder.parent / "interrupted").touch()
-            raise KeyboardInterrupt
-        return saved
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -528,7 +518,7 @@ def test_interrupted_runs_go_on_with_other_options_too(learn, monkeypatch, flags
     flags = [*flags, *options, "--num-steps", 5, "--checkpoint-every", 2]
     whole = learn("sft_llm", *flags, "--exp-name", "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "Checkpointer", Interrupted)
+        patch.setattr(checkpoint, "Checkpointer", interrupted_after(2))
         with pytest.raises(SystemExit):
             learn("sft_llm", *flags, "--exp-name", "stopped")
     (stopped,) = Path("runs").glob("*stopped*")

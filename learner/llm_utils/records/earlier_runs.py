@@ -38,9 +38,9 @@ def summary_of_run(source: str) -> dict[str, Any]:
 
 def _has_types(args: dict[str, Any]) -> bool:
     """Return True if the arguments that are read here have the types of a run's."""
-    texts = ("env_id", "env_kwargs", "eval_split", "data_dir", "data", "model", "tokenizer", "chat_template")
+    texts = (*ONE_OR_EACH, "data_dir", "data", "model", "tokenizer", "chat_template")
     given = {name: args[name] for name in texts if args.get(name) is not None}
-    lists = {name: given.pop(name) for name in texts[:3] if isinstance(given.get(name), list)}
+    lists = {name: given.pop(name) for name in ONE_OR_EACH if isinstance(given.get(name), list)}
     of_texts = all(isinstance(one, str) for one in sum(lists.values(), [*given.values()]))
     ids = lists.get("env_id", [])
     return of_texts and all(len(value) == len(ids) for value in lists.values())

@@ -147,15 +147,15 @@ class Logger:
         result = mean_stats(valid)
         if any(row.fault for row in rows):
             result |= {"invalid": share_of_faults(rows)["charts/invalid"]}
-        of_envs = {env: mean_stats(group) for env, group in by_environment(valid).items()}
+        groups = by_environment(valid)
+        of_envs = {env: mean_stats(group) for env, group in groups.items()}
         for tag, figures in {"eval": result, **{f"eval/{env}": of_env for env, of_env in of_envs.items()}}.items():
             for name, value in figures.items():
                 self.writer.add_scalar(f"{tag}/{name}", value, run["global_step"])
             for name, key in (("exact_match", "em"), ("success", "success")):
                 run["summary"].setdefault(f"{tag}/{name}_first", figures.get(key))
                 run["summary"][f"{tag}/{name}_last"] = figures.get(key)
-        for env, group in by_environment(valid).items():
-            run["summary"][f"eval/{env}/episodes"] = len(group)
+        run["summary"] |= {f"eval/{env}/episodes": len(group) for env, group in groups.items()}
         self.writer.flush()
         self.summary(run)
         self.table(valid, run)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import kill_resume
 import pytest
+from interrupted import interrupted_after
 from safetensors import torch as safetensors
 
 from llm_utils import distributed, run
@@ -43,17 +44,6 @@ def test_killed_twice_and_resumed_the_weights_are_the_same_to_the_bit(learn, tmp
     assert one["finished"] and one["eval/success_last"] == two["eval/success_last"]
 
 
-class Interrupted(checkpoint.Checkpointer):
-    """Ctrl-C right after the first checkpoint."""
-
-    def save(self):
-        saved = super().save()
-        if self.last[0]["run"]["iteration"] == 1 and not (self.folder.parent / "interrupted").exists():
-            (self.folder.parent / "interrupted").touch()
-            raise KeyboardInterrupt
-        return saved
-
-
 @pytest.mark.parametrize(
     ("script", "options"),
     [
@@ -68,7 +58,7 @@ def test_with_other_options_too(learn, monkeypatch, script, options):
     flags = [*SMALL, *OF_SCRIPT[script], "--total-episodes", 24, "--deterministic", *options]
     whole = learn(script, *flags, "--exp-name", "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "Checkpointer", Interrupted)
+        patch.setattr(checkpoint, "Checkpointer", interrupted_after(1))
         with pytest.raises(SystemExit):
             learn(script, *flags, "--exp-name", "stopped")
     (stopped,) = Path("runs").glob("*stopped*")
@@ -115,7 +105,7 @@ def evaluations(run_dir):
 def test_rows_that_were_in_flight_start_again_and_none_is_lost(learn, monkeypatch):
     flags = ["--log-trajectories", 8, *SMALL, *OF_SCRIPT["grpo_llm"], "--total-episodes", 40, "--max-staleness", 2]
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "Checkpointer", Interrupted)
+        patch.setattr(checkpoint, "Checkpointer", interrupted_after(1))
         with pytest.raises(SystemExit):
             learn("grpo_llm", *flags)
     (run_dir,) = Path("runs").iterdir()
