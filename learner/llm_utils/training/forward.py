@@ -174,9 +174,10 @@ def policy_forward(
     def log_probabilities(logits: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor) -> Any:
         logits = logits[:, :vocab_size].float()
         all_logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+        chosen = all_logprobs[node_index, targets]  # before the entropies: a recompute without theirs ends here
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
-        return all_logprobs[node_index, targets], entropies[node_index]
+        return chosen, entropies[node_index]
 
     chunk = max(1, LOGITS_BYTES // (4 * vocab_size))  # positions
     if len(at) <= chunk:

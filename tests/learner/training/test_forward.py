@@ -1,8 +1,11 @@
 """Rows through a model: a prompt that rows share is computed once, and nothing else changes."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_utils.training import forward
 
@@ -188,3 +191,42 @@ def test_a_head_in_parts_goes_with_adapters_and_gradient_checkpointing(
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count[operation.overloadpacket.__name__] += 1
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_the_backward_pass_does_not_compute_entropies_without_a_gradient(
+    small_model, made_up_rows, vocab_size, monkeypatch, entropy_gradient
+):
+    monkeypatch.setattr(forward, "LOGITS_BYTES", 4 * vocab_size * 7)
+    model, rows = small_model("llama"), made_up_rows()
+    masks = [row.action_mask for row in rows]
+    logprobs, entropies = policy_forward(model, rows, masks, vocab_size, 1.0, entropy_gradient)
+    with Operations() as backward:
+        (logprobs.sum() + (entropies.sum() if entropy_gradient else 0)).backward()
+    assert backward.count["_log_softmax"] > 3  # of every part again
+    assert (backward.count["exp"] > 3) == entropy_gradient
+
+
+def test_results_are_those_of_the_plain_formula_to_the_bit(small_model, made_up_rows, vocab_size):
+    model, rows = small_model("llama"), made_up_rows(groups=1, size=1)
+    ids, size = torch.from_numpy(rows[0].tokens).long(), len(rows[0].tokens)
+    masks, index = [np.arange(size) > 0], (torch.zeros(size - 1, dtype=torch.long), torch.arange(size - 1))
+    with forward.logits_only_at(model, index):
+        logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[:, :vocab_size], -1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1).detach()
+    chosen = logprobs[torch.arange(size - 1), ids[1:]]
+    found = policy_forward(model, rows, masks, vocab_size, 1.0)
+    assert torch.equal(found[0], chosen) and torch.equal(found[1], entropies)
+    assert torch.equal(gradient(model, found[0]), gradient(model, chosen))
