@@ -33,6 +33,7 @@ from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, kwargs_of_each, plain_errors
 from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars
+from llm_utils.training import cudnn_attention
 from llm_utils.training.forward import check_finite, pad, policy_forward, train_checkpointed_layers
 from llm_utils.training.metrics import TokenMeans
 from llm_utils.trajectory import Trajectory, make_batch
@@ -250,7 +251,9 @@ class Critic(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map tokens [B, T] to values [B, T]: entry t is the value of the state that ends with token t."""
         train_checkpointed_layers(self.backbone)
-        return self.head(self.backbone(input_ids=ids, use_cache=False).last_hidden_state.float())[..., 0]
+        wide_ids = cudnn_attention.widen(ids, self.backbone.config)
+        states = self.backbone(input_ids=wide_ids, use_cache=False).last_hidden_state[:, : ids.shape[1]]
+        return self.head(states.float())[..., 0]
 
 
 def policy_loss(

@@ -222,7 +222,7 @@ def token_loss(
     With `backward` its gradient is added to the weights'; it does not depend on `budget`.
     """
     num_tokens, sum_of_losses = sum(int(row.action_mask.sum()) for row in rows), 0.0
-    for batch in microbatches(rows, budget):
+    for batch in microbatches(rows, budget, policy.device):
         with torch.set_grad_enabled(backward):
             logprobs, _ = policy_forward(policy, batch, vocab_size, temperature=1.0)
             loss = -logprobs.sum() / num_tokens

@@ -235,7 +235,7 @@ class Run:
     def microbatches(self, rows: Sequence[Trajectory]) -> Iterator[tuple[list[Segment], int]]:
         """Yield microbatches, each with the factor of its loss. The sampler advances in between."""
         segments = [segment for row in rows for segment in row.segments()]
-        for batch in distributed.even_passes(list(microbatches(segments, self.args.microbatch_tokens))):
+        for batch in distributed.even_passes(list(microbatches(segments, self.args.microbatch_tokens, self.device))):
             yield batch
             threads.follow()
             if self.sampler is not None and self.args.max_staleness:  # tools and servers need not wait

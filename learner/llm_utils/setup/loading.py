@@ -21,6 +21,7 @@ from transformers.utils import find_adapter_config_file, logging
 from llm_utils import distributed
 from llm_utils.records.earlier_runs import CHECKPOINT
 from llm_utils.setup import foreign
+from llm_utils.training import cudnn_attention
 
 # On some processors a bf16 product kills the process with an illegal instruction, so a child process tries one.
 TRIAL = """
@@ -123,6 +124,7 @@ def load_policy(
     """
     if device.type == "cuda":  # cuDNN plans attention again for every length, so for every token (docs/benchmarks.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
+    cudnn_attention.register(device)  # it turns cuDNN on for long rows in training
     dtype = dtype or choose_dtype("auto", device)
     lora_rank = args.lora_rank if args is not None else 0
     try:

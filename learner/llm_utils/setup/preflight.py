@@ -22,6 +22,7 @@ from llm_utils.sampling.engine import VLLM_SHARE
 from llm_utils.sampling.slot_cache import GPU_SHARE, Store, bytes_per_token, gpu_room
 from llm_utils.setup import cgroups, foreign
 from llm_utils.setup.loading import choose_dtype, read_config, with_adapters
+from llm_utils.training import cudnn_attention
 from llm_utils.training.forward import LOGITS_BYTES, policy_forward
 
 GB = 1e9
@@ -332,7 +333,7 @@ def measure(
     (no /proc).
     """
     length = min(tokens, longest_row)
-    rng, count = np.random.default_rng(0), max(1, tokens // length)
+    rng, count = np.random.default_rng(0), max(1, tokens // cudnn_attention.width(length, model.device))
     tokens_of = [rng.integers(vocab_size, size=length) for _ in range(count)]
     rows = [SimpleNamespace(tokens=ids, prompt_length=1, train_mask=np.arange(length) > 0) for ids in tokens_of]
     device = model.device

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from llm_utils.setup.model_checks import attends_to_less
+from llm_utils.training import cudnn_attention
 from llm_utils.trajectory import Segment
 
 Array = np.ndarray
@@ -40,15 +41,15 @@ class Row(Protocol):
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
-def microbatches(rows: Sequence[AnyRow], budget: int) -> Iterator[list[AnyRow]]:
+def microbatches(rows: Sequence[AnyRow], budget: int, device: torch.device | str = "cpu") -> Iterator[list[AnyRow]]:
     """Yield batches of rows of similar length, with rows of the same prompt side by side. A batch has at most `budget`
-    tokens with padding, but at least one row."""
+    tokens with the padding on this device, but at least one row."""
     longest: dict[int, int] = {}
     for row in rows:
         longest[row.task_index] = max(longest.get(row.task_index, 0), len(row.tokens))
     batch: list[AnyRow] = []
     for row in sorted(rows, key=lambda row: (-longest[row.task_index], row.task_index, -len(row.tokens))):
-        if batch and longest[batch[0].task_index] * (len(batch) + 1) > budget:
+        if batch and cudnn_attention.width(longest[batch[0].task_index], device) * (len(batch) + 1) > budget:
             yield batch
             batch = []
         batch.append(row)
@@ -163,7 +164,7 @@ def policy_forward(
         inputs |= {"position_ids": pad([tree.depths for tree in trees], model.device), "attention_mask": seen}
         paths = [u * n + trees[u].paths[k] for u, k in places]
     else:
-        ids = pad([row.tokens for row in rows], model.device)
+        ids = cudnn_attention.widen(pad([row.tokens for row in rows], model.device), model.config)
         n = ids.shape[1]
         paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]
     predicting = np.concatenate([path[:-1][mask[1:]] for path, mask in zip(paths, masks, strict=True)])
