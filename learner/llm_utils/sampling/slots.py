@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from llm_utils import distributed
 from llm_utils.sampling.graphs import Graphs
 from llm_utils.sampling.slot_cache import SlotCache, Store, bytes_per_token, first_store, gpu_room
-from llm_utils.setup.model_checks import attends_to_less
+from llm_utils.setup.model_checks import layers_of, unsupported
 from llm_utils.training.forward import attention_mask, logits_only_at
 
 Array = np.ndarray
@@ -40,10 +40,10 @@ class SlotModel:
     SHARED = 32  # minimum length of a prefix that is computed once and copied to the rows that share it
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
-        if limited_attention := attends_to_less(model.config, longest_row):
+        if reason := unsupported(layers_of(model.config, longest_row)):
             raise ValueError(
-                f"the transformers engine needs full attention in every layer over rows of up to {longest_row} tokens, "
-                f"but this model ({model.config.model_type}) has {limited_attention}"
+                f"the transformers engine cannot sample from this model ({model.config.model_type}) rows of up to "
+                f"{longest_row} tokens, as it has {reason}"
             )
         self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
         self.device = model.device  # cached: the model's property is slow

@@ -109,7 +109,7 @@ def test_where_a_layer_does_not_see_all_nothing_is_shared_and_slots_are_refused(
     assert forward.token_trees(model, rows) == ([], [])
     one_by_one = torch.cat([scored(model, [row]) for row in rows])
     torch.testing.assert_close(scored(model, rows), one_by_one, atol=1e-4, rtol=0)
-    with pytest.raises(ValueError, match=rf"full attention in every layer .*\({model.config.model_type}\) has"):
+    with pytest.raises(ValueError, match=rf"cannot sample from this model \({model.config.model_type}\)"):
         TransformersEngine(model, 2, VOCABULARY, longest_row=46)
 
 
@@ -132,11 +132,39 @@ def test_a_window_that_is_switched_off_is_none():
     assert model_checks.check_attention(transformers.MistralConfig(sliding_window=None), 10**6) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "reason"),
+    [
+        ("Bamba", {}, "Mamba layers"),
+        ("Jamba", {}, "Mamba layers"),
+        ("GraniteMoeHybrid", {}, "Mamba layers"),
+        ("NemotronH", {}, "Mamba layers"),
+        ("FalconH1", {}, "Mamba layers"),
+        ("Zamba2", {}, "Mamba layers"),
+        ("Mamba2", {}, "only Mamba layers"),
+        ("Qwen3Next", {}, "gated delta net layers"),
+        ("Qwen3_5", {}, "gated delta net layers"),
+        ("Lfm2", {"full_attn_idxs": [0]}, "convolution layers"),
+        ("MiniMax", {}, "lightning attention layers"),
+        ("RecurrentGemma", {}, "RG-LRU layers"),
+        ("Rwkv", {}, "RWKV layers"),
+        ("xLSTM", {}, "xLSTM layers"),
+        ("GPTNeo", {}, "local attention, which counts columns"),
+        ("Gemma3Text", {"use_bidirectional_attention": True}, "attention to later tokens"),
+        ("DeepseekV32", {}, "layers of an unknown kind"),
+    ],
+)
+def test_a_refusal_names_the_true_reason(name, own, reason):
+    config = getattr(transformers, name + "Config")(**own)
+    with pytest.raises(SystemExit, match=rf"{config.model_type}\) rows of up to 9000 tokens, as it has {reason}"):
+        model_checks.check_attention(config, 9000)
+
+
 @pytest.mark.parametrize("script", ["grpo_llm", "evaluate_llm"])
 def test_a_window_is_refused_before_the_first_episode(learn, tmp_path, vocab_size, script):
     model_of(family("mistral", sliding_window=300, vocab_size=vocab_size)).save_pretrained(tmp_path / "windowed")
     kwargs = json.dumps({"max_context_tokens": 400})
-    with pytest.raises(SystemExit, match="windows of 300 tokens, and rows .* 400 .* shorter max_context_tokens"):
+    with pytest.raises(SystemExit, match="to 400 tokens, as it has windows of 300 .* shorter max_context_tokens"):
         learn(script, "--model", tmp_path / "windowed", "--tokenizer", "byte", "--num-envs", 4, "--env-kwargs", kwargs)
 
 
