@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
@@ -30,7 +31,7 @@ KEEPING_A_STATE = {"linear_attention", "recurrent", "conv", "hybrid"}  # "recurr
 OWN_NAMES = {"minimax": "lightning attention layers", "recurrent_gemma": "RG-LRU layers"}
 
 
-def layers_of(config: Any, longest_row: float) -> Layers:
+def layers_of(config: Any, longest_row: float = math.inf) -> Layers:
     """Describe the layers of a model over rows of at most `longest_row` tokens. A window or chunk that holds a whole
     row is left out."""
     config = config.get_text_config()
@@ -79,10 +80,8 @@ def state_name(config: Any, kind: str) -> str:
 
 def unsupported(layers: Layers) -> str:
     """Describe the layers that the transformers engine cannot sample from, and that no tree of rows can have. Return ""
-    if there are none."""
-    sizes = [f"windows of {size} tokens" for size in layers.windows.values()]
-    sizes += [f"chunks of {size} tokens" for size in layers.chunks.values()]
-    return layers.refused or ", ".join([*dict.fromkeys(layers.states.values()), *sizes])
+    if there are none: windows and chunks are a matter of masks."""
+    return layers.refused or ", ".join(dict.fromkeys(layers.states.values()))
 
 
 def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
@@ -114,12 +113,10 @@ def check_context(config: Any, max_context_tokens: int) -> None:
         )
 
 
-def check_attention(config: Any, longest_row: float) -> None:
-    """Raise SystemExit if the transformers engine cannot sample rows of `longest_row` tokens from the model."""
-    layers = layers_of(config, longest_row)
-    if reason := unsupported(layers):
+def check_layers(config: Any) -> None:
+    """Raise SystemExit if the transformers engine cannot sample from the model."""
+    if reason := unsupported(layers_of(config)):
         raise SystemExit(
-            f"--engine transformers cannot sample from this model ({config.model_type}) rows of up to {longest_row} "
-            f"tokens, as it has {reason}. Use --engine vllm or vllm-server"
-            + (", or a shorter max_context_tokens of the environment" if layers.windows or layers.chunks else "")
+            f"--engine transformers cannot sample from this model ({config.model_type}), as it has {reason}. "
+            "Use --engine vllm or vllm-server"
         )
