@@ -33,7 +33,7 @@ from llm_utils.setup import threads
 from llm_utils.setup.curriculum import check_reach, horizon, stages
 from llm_utils.setup.environments import evaluation_split, ids_of, one_each, print_defaults
 from llm_utils.setup.loading import choose_dtype, load_policy, read_config
-from llm_utils.setup.model_checks import check_attention, check_context, check_vocabulary
+from llm_utils.setup.model_checks import check_context, check_layers, check_vocabulary
 from llm_utils.setup.pass_rates import task_probabilities
 from llm_utils.setup.preflight import measure, preflight
 from llm_utils.setup.sources import config_files, fit_environment, model_files, model_source, tokenizer_source
@@ -380,7 +380,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)
     if args.engine == "transformers":
-        check_attention(config, longest)
+        check_layers(config)
     report = None
     if args.preflight:
         report = preflight(

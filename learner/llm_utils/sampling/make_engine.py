@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_utils.sampling.engine import Engine
 from llm_utils.sampling.transformers_engine import TransformersEngine
-from llm_utils.setup.model_checks import check_attention
+from llm_utils.setup.model_checks import check_layers
 
 
 def make_engine(
@@ -20,7 +20,7 @@ def make_engine(
     """
     sampling = {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}
     if args.engine == "transformers":
-        check_attention(model.config, longest_row)
+        check_layers(model.config)
         return TransformersEngine(model, args.num_envs, vocab_size, **sampling, longest_row=longest_row)
     if args.engine == "vllm":
         from llm_utils.sampling.vllm_engine import VLLMEngine

@@ -15,14 +15,18 @@ GPU_SHARE = 0.25  # share of a GPU's memory for the smallest store; if all rows 
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """Return the bytes that the keys and values of a token take in all layers."""
-    config = config.get_text_config()
-    all_heads = getattr(config, "num_attention_heads", None)
-    if not all_heads:
-        return 0
-    heads = getattr(config, "num_key_value_heads", None) or all_heads
-    dimension = getattr(config, "head_dim", None) or config.hidden_size // all_heads
-    return 2 * config.num_hidden_layers * heads * dimension * dtype.itemsize
+    """Return the bytes that the keys and values of a token take in all layers that have their own."""
+    config, numbers = config.get_text_config(), 0
+    for index in range(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)):
+        layer = config.per_layer_config[index]  # the config, with this layer's own values
+        if rank := getattr(layer, "kv_lora_rank", None):  # keys and values are computed from fewer numbers
+            numbers += rank + layer.qk_rope_head_dim
+        elif all_heads := getattr(layer, "num_attention_heads", None):
+            heads = getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None) or all_heads
+            if getattr(layer, "multi_query", False) and not getattr(layer, "new_decoder_architecture", False):
+                heads = 1  # Falcon
+            numbers += 2 * heads * (getattr(layer, "head_dim", None) or layer.hidden_size // all_heads)
+    return numbers * dtype.itemsize
 
 
 def gpu_room(device: torch.device) -> int:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from llm_utils import distributed
 from llm_utils.sampling.graphs import Graphs
 from llm_utils.sampling.slot_cache import SlotCache, Store, bytes_per_token, first_store, gpu_room
-from llm_utils.setup.model_checks import attends_to_less
+from llm_utils.setup.model_checks import layers_of, unsupported
 from llm_utils.training.forward import attention_mask, logits_only_at
 
 Array = np.ndarray
@@ -30,8 +30,8 @@ def in_common(rows: Sequence[Array]) -> int:
 class SlotModel:
     """A causal model with `num_slots` episodes. The cache holds `length[slot]` tokens of an episode.
 
-    A new episode begins with `begin`. Raise ValueError for a model with a layer that does not attend to all of a row of
-    `longest_row` tokens, the maximum.
+    A new episode begins with `begin`. Raise ValueError for a model whose layers need more of a row than its keys and
+    values, or columns instead of positions. `longest_row` is the maximum of a row's tokens.
     """
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
@@ -40,10 +40,10 @@ class SlotModel:
     SHARED = 32  # minimum length of a prefix that is computed once and copied to the rows that share it
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
-        if limited_attention := attends_to_less(model.config, longest_row):
+        self.layers = layers_of(model.config, longest_row)
+        if reason := unsupported(self.layers):
             raise ValueError(
-                f"the transformers engine needs full attention in every layer over rows of up to {longest_row} tokens, "
-                f"but this model ({model.config.model_type}) has {limited_attention}"
+                f"the transformers engine cannot sample from this model ({model.config.model_type}), as it has {reason}"
             )
         self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
         self.device = model.device  # cached: the model's property is slow
@@ -244,7 +244,8 @@ class SlotModel:
         self.cache.place(store, rows, positions, width)
         if self.model.training:  # in training mode, gradient checkpointing ignores the cache
             self.model.eval()
-        mask = attention_mask(self.model, store.columns[:width] <= positions[:, None, :, None])
+        columns, places = store.columns[:width], positions[:, None, :, None]
+        mask = attention_mask(self.model, columns <= places, self.layers, places, columns)
         return self.model(
             ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         ).logits

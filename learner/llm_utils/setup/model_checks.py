@@ -2,30 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
 
-def attends_to_less(config: Any, longest_row: float) -> str:
-    """Describe the attention of a layer that does not attend to all of a row of `longest_row` tokens, or positions that
-    do not follow the given ones. Return "" if there is none.
+class Layers(NamedTuple):
+    """The layers of a model over rows of a given length, by their kind: its name in the config's `layer_types`.
 
-    Only with "" does a row have the same logits alone, in the slot cache, and in a tree of rows with shared prefixes.
+    `kinds` lists all kinds, one if the config names none. A layer of a kind in `windows` or `chunks` attends to part of
+    a row: to the last so many tokens, itself included, or to the tokens of its own chunk of so many. A layer of a kind
+    in `states` also, or only, keeps a state that each token changes; the value is its usual name ("Mamba layers"). All
+    other layers attend to all of a row, or mix no tokens. `refused` says why neither cached rows nor trees can be
+    right, whatever masks the model gets; "" if they can.
     """
+
+    kinds: tuple[str, ...]
+    windows: dict[str, int]
+    chunks: dict[str, int]
+    states: dict[str, str]
+    refused: str
+
+
+ATTENDING_TO_ALL = {"full_attention", "attention"}
+MIXING_NO_TOKENS = {"moe", "mlp"}
+KEEPING_A_STATE = {"linear_attention", "recurrent", "conv", "hybrid"}  # "recurrent": RecurrentGemma until 5.16
+OWN_NAMES = {"minimax": "lightning attention layers", "recurrent_gemma": "RG-LRU layers"}
+
+
+def layers_of(config: Any, longest_row: float = math.inf) -> Layers:
+    """Describe the layers of a model over rows of at most `longest_row` tokens. A window or chunk that holds a whole
+    row is left out."""
     config = config.get_text_config()
-    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
-        return "ALiBi, which uses columns as positions"
-    if not getattr(config, "num_attention_heads", None):
-        return "no attention"
-    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    model_type, one_layer = config.model_type, config.per_layer_config[0] if config.is_heterogeneous else config
+    window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    layers = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)  # the latter: GPT-Neo
-    kinds = set(layers or ["sliding_attention" if window else "full_attention"]) - {"full_attention", "global"}
-    if window and kinds <= {"sliding_attention", "chunked_attention"}:
-        return f"windows of {window} tokens" if kinds and window < longest_row else ""
-    return f"layers of {', '.join(sorted(kinds))}" if kinds else ""
+    names = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    kinds = set(names or ["sliding_attention" if window else "full_attention"])
+    states = {kind: name for kind in kinds & KEEPING_A_STATE if (name := state_name(config, kind))}
+    sizes = {"sliding_attention": window, "chunked_attention": chunk}
+    unknown = kinds - ATTENDING_TO_ALL - MIXING_NO_TOKENS - states.keys() - {kind for kind in sizes if sizes[kind]}
+    reasons = {
+        "ALiBi, which uses columns as positions": model_type in ("bloom", "mpt") or getattr(config, "alibi", False),
+        "local attention, which counts columns": model_type == "gpt_neo",
+        "RWKV layers": model_type == "rwkv",
+        "xLSTM layers": model_type == "xlstm",
+        "attention to later tokens": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
+        f"only {', '.join(states.values())}": bool(states) and not getattr(one_layer, "num_attention_heads", None),
+        "no attention heads": not getattr(one_layer, "num_attention_heads", None),
+        f"layers of an unknown kind ({', '.join(sorted(unknown))})": bool(unknown),
+    }
+    short = {kind: size for kind, size in sizes.items() if kind in kinds and size and size < longest_row}
+    return Layers(
+        kinds=tuple(sorted(kinds)),
+        windows={kind: size for kind, size in short.items() if kind == "sliding_attention"},
+        chunks={kind: size for kind, size in short.items() if kind == "chunked_attention"},
+        states=states,
+        refused=next((reason for reason, applies in reasons.items() if applies), ""),
+    )
+
+
+def state_name(config: Any, kind: str) -> str:
+    """Return the usual name of the layers of a kind that keeps a state, or "" if it cannot be told from the config.
+
+    The kind does not tell it: `transformers` calls Mamba layers and gated delta nets "linear_attention".
+    """
+    if kind == "conv":
+        return "convolution layers"
+    if config.model_type in OWN_NAMES:
+        return OWN_NAMES[config.model_type]
+    if "mamba" in config.model_type or any(key.startswith("mamba_") for key in config.to_dict()):
+        return "Mamba layers"
+    return "gated delta net layers" if hasattr(config, "linear_conv_kernel_dim") else ""
+
+
+def unsupported(layers: Layers) -> str:
+    """Describe the layers that the transformers engine cannot sample from, and that no tree of rows can have. Return ""
+    if there are none: windows and chunks are a matter of masks."""
+    return layers.refused or ", ".join(dict.fromkeys(layers.states.values()))
 
 
 def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
@@ -57,12 +113,10 @@ def check_context(config: Any, max_context_tokens: int) -> None:
         )
 
 
-def check_attention(config: Any, longest_row: float) -> None:
-    """Raise SystemExit unless every layer attends to all of a row. The transformers engine samples correctly only
-    then."""
-    if limited_attention := attends_to_less(config, longest_row):
+def check_layers(config: Any) -> None:
+    """Raise SystemExit if the transformers engine cannot sample from the model."""
+    if reason := unsupported(layers_of(config)):
         raise SystemExit(
-            f"--engine transformers needs full attention in every layer, but this model ({config.model_type}) has "
-            f"{limited_attention}, and rows have up to {longest_row} tokens. Use --engine vllm or vllm-server"
-            + (", or a shorter max_context_tokens of the environment" if "window" in limited_attention else "")
+            f"--engine transformers cannot sample from this model ({config.model_type}), as it has {reason}. "
+            "Use --engine vllm or vllm-server"
         )

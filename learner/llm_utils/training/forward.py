@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from llm_utils.setup.model_checks import attends_to_less
+from llm_utils.setup.model_checks import Layers, layers_of, unsupported
 from llm_utils.training import cudnn_attention
 from llm_utils.trajectory import Segment
 
@@ -102,12 +102,12 @@ MOST_NODES = 8192  # maximum nodes of a tree, as its mask grows with their squar
 
 def token_trees(model: PreTrainedModel, rows: Sequence[Row]) -> tuple[list[TokenTree], list[tuple[int, int]]]:
     """Return a tree for each prompt, and for each row the number of its tree and its index in it. Return nothing if
-    trees do not halve the tokens to compute, or if a layer does not attend to all of its row."""
+    trees do not halve the tokens to compute, or if a mask cannot make them right."""
     groups: dict[bytes, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.tokens[: row.prompt_length].tobytes(), []).append(i)
     longest = max(len(row.tokens) for row in rows)
-    if len(groups) == len(rows) or attends_to_less(model.config, longest):
+    if len(groups) == len(rows) or unsupported(layers_of(model.config, longest)):
         return [], []
     trees = [TokenTree([rows[i] for i in group]) for group in groups.values()]
     nodes = max(len(tree.ids) for tree in trees)
@@ -133,12 +133,25 @@ def logits_only_at(model: PreTrainedModel, index: tuple[torch.Tensor, ...]) -> I
         hook.remove()
 
 
-def attention_mask(model: PreTrainedModel, sees: torch.Tensor) -> torch.Tensor:
-    """Return the mask of visible tokens (bool) in the form that the model's attention takes. Eager attention adds it to
-    the scores."""
-    if model.config._attn_implementation != "eager":
-        return sees
-    return torch.zeros_like(sees, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
+def attention_mask(
+    model: PreTrainedModel, sees: torch.Tensor, layers: Layers, queries: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return the mask of visible tokens in the form that the model takes: one, or one for each kind of layers.
+
+    `sees` [rows, 1, queries, keys] is True for a token itself and those before it in its row. `queries` [rows, 1,
+    queries, 1] and `keys` [..., keys] are positions; a layer with a window or chunks sees only near ones of these
+    tokens. The mask is added to the scores, as eager attention cannot take another one.
+    """
+    seen = {}
+    for kind in layers.kinds if layers.windows or layers.chunks else [""]:
+        seen[kind] = sees
+        if kind in layers.windows:
+            seen[kind] = sees & (keys > queries - layers.windows[kind])
+        elif kind in layers.chunks:
+            seen[kind] = sees & (keys // layers.chunks[kind] == queries // layers.chunks[kind])
+    lowest = torch.finfo(model.dtype).min
+    masks = {kind: torch.zeros_like(x, dtype=model.dtype).masked_fill(~x, lowest) for kind, x in seen.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def policy_forward(
@@ -159,9 +172,11 @@ def policy_forward(
         sees = np.tile(np.eye(n, dtype=bool), (len(trees), 1, 1, 1))  # padding attends to itself
         for mask, tree in zip(sees, trees, strict=True):
             mask[0, : len(tree.ids), : len(tree.ids)] = tree.mask()
-        seen = attention_mask(model, torch.from_numpy(sees).to(model.device))
-        ids = pad([tree.ids for tree in trees], model.device)
-        inputs |= {"position_ids": pad([tree.depths for tree in trees], model.device), "attention_mask": seen}
+        ids, depths = (pad(x, model.device) for x in ([t.ids for t in trees], [t.depths for t in trees]))
+        layers = layers_of(model.config, max(len(row.tokens) for row in rows))
+        visible = torch.from_numpy(sees).to(model.device)
+        seen = attention_mask(model, visible, layers, depths[:, None, :, None], depths[:, None, None])
+        inputs |= {"position_ids": depths, "attention_mask": seen}
         paths = [u * n + trees[u].paths[k] for u, k in places]
     else:
         ids = cudnn_attention.widen(pad([row.tokens for row in rows], model.device), model.config)
@@ -213,7 +228,7 @@ def hidden_states(
     states.
     """
     model_itself = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers = getattr(model_itself, model_itself.base_model_prefix)
+    layers = getattr(model_itself, model_itself.base_model_prefix, None) or model_itself.model  # the latter: Llama 4
     seen: list[Any] = []
     hook = layers.register_forward_hook(lambda _, __, output: seen.append(output))
     nothing = torch.zeros(0, dtype=torch.long, device=model.device)

@@ -52,7 +52,7 @@ def recorded(monkeypatch):
 @pytest.mark.parametrize("forwards", ["each asked for", "recorded"])
 @pytest.mark.parametrize("stores", ["one store", "small stores", "room for all"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("kind", ["qwen2", "granite"])
+@pytest.mark.parametrize("kind", ["qwen2", "granite", "sliding window"])
 def test_whatever_grows_beside_it_a_slot_goes_on_as_it_would_alone(
     request, small_model, vocab_size, kind, attention, stores, forwards
 ):

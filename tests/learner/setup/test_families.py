@@ -1,26 +1,53 @@
 """Families of models that differ in what their layers see and in where their dropout is: tiny ones, random weights."""
 
+import copy
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from llm_utils.sampling import graphs, slots
+from llm_utils.sampling.slot_cache import bytes_per_token
 from llm_utils.sampling.transformers_engine import TransformersEngine
 from llm_utils.setup import loading, model_checks, preflight
 from llm_utils.training import forward
 
 VOCABULARY, CPU = 200, torch.device("cpu")
 GROUPED = {"num_key_value_heads": 2}
+BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
+CHUNKS = {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "intermediate_size_mlp": 48}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "top_k_experts": 2, "moe_intermediate_size": 16}
+GLOBAL_HEADS = {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+GLOBAL_HEADS |= {"hidden_size_per_layer_input": 0}
+LAYERS_OF_OTHERS = {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": 3 * BOTH["layer_types"]}
+LAYERS_OF_OTHERS |= {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8}
+LAYERS_OF_OTHERS |= {"activation_sparsity_pattern": [0.5] + 5 * [0.0]}
+LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12}
+ONE_GROUP = {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
 FAMILIES = {
     "mistral": ("Mistral", GROUPED),
     "phi3": ("Phi3", {**GROUPED, "pad_token_id": 0}),
     "starcoder2": ("Starcoder2", GROUPED),
     "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4}),
     "gemma2": ("Gemma2", {**GROUPED, "head_dim": 8}),
-    "gemma3": ("Gemma3Text", {**GROUPED, "head_dim": 8}),
+    "gemma3": ("Gemma3Text", {**GROUPED, "head_dim": 8, **BOTH}),
+    "gemma3n": ("Gemma3nText", {**GROUPED, "head_dim": 8, **LAYERS_OF_OTHERS, "laurel_rank": 4}),
+    "gemma4": ("Gemma4Text", {**GROUPED, "head_dim": 8, "global_head_dim": 16, **LAYERS_OF_OTHERS}),
+    "gemma4 moe": ("Gemma4Text", {**GROUPED, **GLOBAL_HEADS, **BOTH, **EXPERTS, "enable_moe_block": True}),
+    "gpt_oss": ("GptOss", {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, **BOTH}),
+    "olmo3": ("Olmo3", {**GROUPED, **BOTH}),
+    "cohere2": ("Cohere2", {**GROUPED, **BOTH}),
+    "exaone4": ("Exaone4", {**GROUPED, **BOTH}),
+    "afmoe": ("Afmoe", {**GROUPED, "head_dim": 8, **EXPERTS, "num_dense_layers": 1, **BOTH}),
+    "llama4": ("Llama4Text", {**GROUPED, "head_dim": 8, "num_local_experts": 4, **CHUNKS}),
+    "qwen3": ("Qwen3", {**GROUPED, "head_dim": 8, "use_sliding_window": True, "max_window_layers": 1}),
+    "ministral": ("Ministral", {**GROUPED, "head_dim": 8}),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, "n_routed_experts": 4, "num_experts_per_tok": 2, **ONE_GROUP}),
     "gpt_neo": ("GPTNeo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}),
     "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3}),
     "xglm": ("XGLM", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "init_std": 0.3}),
@@ -34,7 +61,9 @@ FAMILIES = {
     "rwkv": ("Rwkv", {"attention_hidden_size": 32}),
     "mamba": ("Mamba", {}),
 }
-WINDOWED = ["mistral", "phi3", "starcoder2", "mixtral", "gemma2", "gemma3"]
+WINDOWED = ["mistral", "phi3", "starcoder2", "mixtral", "gemma2", "gemma3", "gemma3n", "gemma4", "gemma4 moe"]
+WINDOWED += ["gpt_oss", "olmo3", "cohere2", "exaone4", "afmoe", "llama4", "qwen3", "ministral"]
+REFUSED = ["gpt_neo", "bloom", "mpt", "falcon alibi", "rwkv", "mamba"]
 DROPPING = ["opt", "xglm", "biogpt", "gpt_bigcode", "falcon", "gpt_neo", "phimoe"]
 
 
@@ -73,71 +102,187 @@ def scored(model, rows):
     return forward.policy_forward(model, rows, VOCABULARY, 1.0)[0]
 
 
-def sampled(model, **kwargs):
-    """The log-probabilities of rows as they were sampled over two turns, and by the trainer."""
-    engine, rng = TransformersEngine(model, 3, VOCABULARY, **kwargs), np.random.default_rng(0)
-    rows, logprobs = {}, {slot: [] for slot in range(3)}
+def windowed(name, size=8):
+    """The config of a tiny model with windows, or chunks, of so many tokens."""
+    return family(name, **{"attention_chunk_size" if name == "llama4" else "sliding_window": size})
 
-    def feed(slot, size, **more):
-        new = rng.integers(VOCABULARY, size=size).astype(np.int32)
-        row = rows.setdefault(slot, SimpleNamespace(tokens=new[:0], train_mask=np.zeros(0, bool), task_index=slot))
-        row.tokens, row.train_mask = np.append(row.tokens, new), np.append(row.train_mask, np.zeros(size, bool))
+
+def sampled(model, begin=5, **kwargs):
+    """The log-probabilities of rows as they were sampled over two turns, and by the trainer. The rows begin with the
+    same `begin` tokens, and the last is another row's fork."""
+    engine, rng = TransformersEngine(model, 4, VOCABULARY, **kwargs), np.random.default_rng(0)
+    rows, logprobs = {}, {slot: [] for slot in range(4)}
+    common = rng.integers(VOCABULARY, size=begin)
+
+    def feed(slot, new, **more):
+        row = rows.setdefault(slot, SimpleNamespace(tokens=np.zeros(0, np.int32), train_mask=[], task_index=slot))
+        row.tokens, row.train_mask = np.append(row.tokens, new.astype(np.int32)), row.train_mask + len(new) * [False]
         engine.feed(slot, new, 9, [VOCABULARY], **more)
 
     for slot in range(3):
-        feed(slot, 5 + 3 * slot, seed=[slot])
+        feed(slot, np.append(common, rng.integers(VOCABULARY, size=3 * slot)), seed=[slot])
     while engine.busy:
         for span in engine.step():
             row = rows[span.slot]
-            row.tokens = np.append(row.tokens, span.tokens)
-            row.train_mask = np.append(row.train_mask, np.ones(len(span.tokens), bool))
+            row.tokens, row.train_mask = (
+                np.append(row.tokens, span.tokens),
+                [*row.train_mask, *len(span.tokens) * [True]],
+            )
             logprobs[span.slot] += span.logprobs.tolist()
+            if span.slot == 2 and 3 not in rows:
+                engine.fork(2, 3, seed=[3])
+                rows[3], logprobs[3] = copy.deepcopy(row), logprobs[2].copy()
+                feed(3, rng.integers(VOCABULARY, size=6))
             if len(logprobs[span.slot]) < 18:
-                feed(span.slot, 4)
+                feed(span.slot, rng.integers(VOCABULARY, size=4))
     for row in rows.values():
-        row.prompt_length = 5
-    return torch.tensor(sum(logprobs.values(), [])), scored(model, list(rows.values()))
+        row.prompt_length, row.train_mask = 5, np.array(row.train_mask)
+    return torch.tensor(sum((logprobs[slot] for slot in rows), [])), scored(model, list(rows.values()))
 
 
 # ---------------------------------------------------------------------------------------- what layers attend to
 
 
-@pytest.mark.parametrize("name", [*WINDOWED, "gpt_neo", "bloom", "mpt", "falcon alibi", "rwkv"])
-def test_where_a_layer_does_not_see_all_nothing_is_shared_and_slots_are_refused(name):
-    windows = {"gpt_neo": {"window_size": 8}} | {name: {"sliding_window": 8} for name in WINDOWED}
-    model, rows = model_of(family(name, **windows.get(name, {}))), group()
+@pytest.mark.parametrize("forwards", ["one by one", "replayed"])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_sample_what_they_train(name, forwards, monkeypatch):
+    """In rows of nine windows that share their beginning, move to larger stores, are forked and have two turns."""
+    monkeypatch.setattr(slots.SlotModel, "CAPACITY", 16)
+    monkeypatch.setattr(slots.SlotCache, "KEPT_BYTES", 0)
+    moves, replays = [], []
+    move = slots.SlotCache._move
+    monkeypatch.setattr(slots.SlotCache, "_move", lambda cache, *args: [moves.append(args[1]), move(cache, *args)])
+    if forwards == "replayed":
+        monkeypatch.setattr(slots.SlotModel, "RECORDED", ("cpu",))
+        monkeypatch.setattr(graphs.Graphs, "STEP", 8)
+        monkeypatch.setattr(graphs, "record", lambda run, *_: lambda: [replays.append(1), run()])
+    of_engine, of_trainer = sampled(model_of(windowed(name)), begin=40)
+    torch.testing.assert_close(of_engine, of_trainer, atol=1e-4, rtol=0)
+    assert len(of_engine) == 4 * 18 and 64 in moves  # from a store of 64 columns to one of 128
+    assert bool(replays) == (forwards == "replayed")
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_are_the_same_in_trees(name, parts, monkeypatch):
+    """The log-probabilities and gradients of rows that share a prompt, also with logits in parts."""
+    model, rows = model_of(windowed(name)), group()
+    if parts:
+        monkeypatch.setattr(forward, "LOGITS_BYTES", 4 * VOCABULARY * 10)
+    assert forward.token_trees(model, rows)[0]
+    found = []
+    for batches in ([rows], [[row] for row in rows]):
+        logprobs = torch.cat([forward.policy_forward(model, batch, VOCABULARY, 1.0)[0] for batch in batches])
+        logprobs.sum().backward()
+        found.append((logprobs.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+        model.zero_grad()
+    torch.testing.assert_close(*[logprobs for logprobs, _ in found], atol=1e-4, rtol=0)
+    largest = max(x.abs().max() for x in found[1][1])
+    torch.testing.assert_close(*[[x / largest for x in gradients] for _, gradients in found], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "llama4"])
+def test_a_window_changes_what_a_model_sees(name):
+    """A tiny random model feels its window, so that the tests above mean something."""
+    rows = group()
+    short, long = (scored(model_of(windowed(name, size)), rows) for size in (8, 46))
+    assert (short - long).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma4", "llama4"])
+def test_a_window_as_long_as_the_longest_row_needs_one_mask(name):
+    model, sees, places = model_of(windowed(name, 46)), torch.ones(1, 1, 46, 46, dtype=bool), torch.arange(46)
+    all_seen, some_seen = (model_checks.layers_of(model.config, longest) for longest in (46, 47))
+    assert not (all_seen.windows or all_seen.chunks) and (some_seen.windows or some_seen.chunks)
+    assert isinstance(forward.attention_mask(model, sees, all_seen, places[:, None], places), torch.Tensor)
+    torch.testing.assert_close(*sampled(model, longest_row=46), atol=1e-4, rtol=0)
+    torch.testing.assert_close(*sampled(model, longest_row=47), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_masks_do_not_help_nothing_is_shared_and_slots_are_refused(name):
+    model, rows = model_of(family(name, **{"window_size": 8} if name == "gpt_neo" else {})), group()
     assert forward.token_trees(model, rows) == ([], [])
     one_by_one = torch.cat([scored(model, [row]) for row in rows])
     torch.testing.assert_close(scored(model, rows), one_by_one, atol=1e-4, rtol=0)
-    with pytest.raises(ValueError, match=rf"full attention in every layer .*\({model.config.model_type}\) has"):
+    with pytest.raises(ValueError, match=rf"cannot sample from this model \({model.config.model_type}\), as it has"):
         TransformersEngine(model, 2, VOCABULARY, longest_row=46)
 
 
-@pytest.mark.parametrize("name", [*WINDOWED, "opt", "xglm", "falcon"])
-def test_a_window_as_long_as_the_longest_row_is_none(name):
-    model, rows = model_of(family(name, **({"sliding_window": 46} if name in WINDOWED else {}))), group()
+@pytest.mark.parametrize("name", ["opt", "xglm", "falcon", "biogpt", "gpt_bigcode", "deepseek_v3"])
+def test_full_attention_samples_what_it_trains(name):
+    model, rows = model_of(family(name)), group()
     assert forward.token_trees(model, rows)[0]
     one_by_one = torch.cat([scored(model, [row]) for row in rows])
     torch.testing.assert_close(scored(model, rows), one_by_one, atol=1e-4, rtol=0)
-    torch.testing.assert_close(*sampled(model, longest_row=46), atol=1e-4, rtol=0)
-    if name in WINDOWED:
-        assert forward.token_trees(model, group(more=7)) == ([], [])
-        with pytest.raises(ValueError, match="windows of 46 tokens"):
-            TransformersEngine(model, 2, VOCABULARY, longest_row=47)
+    torch.testing.assert_close(*sampled(model, begin=40), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REFUSED])
+def test_the_cache_takes_the_bytes_that_are_reckoned(name):
+    model = model_of(family(name))
+    engine = TransformersEngine(model, 2, VOCABULARY)
+    engine.feed(0, np.arange(20), 2, [VOCABULARY], seed=[0])
+    engine.step()
+    (store,) = engine.slots.cache.stores.values()
+    rows, columns = store.size
+    assert store.nbytes == rows * columns * bytes_per_token(model.config, model.dtype) > 0
 
 
 def test_a_window_that_is_switched_off_is_none():
-    config = transformers.Qwen2Config(sliding_window=8, use_sliding_window=False)
-    assert model_checks.check_attention(config, 10**6) is None
-    assert model_checks.check_attention(transformers.MistralConfig(sliding_window=None), 10**6) is None
+    for config in (
+        transformers.Qwen2Config(sliding_window=8, use_sliding_window=False),
+        transformers.MistralConfig(sliding_window=None),
+    ):
+        assert not model_checks.layers_of(config).windows
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "reason"),
+    [
+        ("Bamba", {}, "Mamba layers"),
+        ("Jamba", {}, "Mamba layers"),
+        ("GraniteMoeHybrid", {}, "Mamba layers"),
+        ("NemotronH", {}, "Mamba layers"),
+        ("FalconH1", {}, "Mamba layers"),
+        ("Zamba2", {}, "Mamba layers"),
+        ("Mamba2", {}, "only Mamba layers"),
+        ("Qwen3Next", {}, "gated delta net layers"),
+        ("Qwen3_5", {}, "gated delta net layers"),
+        ("Lfm2", {"full_attn_idxs": [0]}, "convolution layers"),
+        ("MiniMax", {}, "lightning attention layers"),
+        ("RecurrentGemma", {}, "RG-LRU layers"),
+        ("Rwkv", {}, "RWKV layers"),
+        ("xLSTM", {}, "xLSTM layers"),
+        ("GPTNeo", {}, "local attention, which counts columns"),
+        ("Gemma3Text", {"use_bidirectional_attention": True}, "attention to later tokens"),
+        ("DeepseekV32", {}, "layers of an unknown kind"),
+    ],
+)
+def test_a_refusal_names_the_true_reason(name, own, reason):
+    config = getattr(transformers, name + "Config")(**own)
+    with pytest.raises(SystemExit, match=rf"{config.model_type}\), as it has {reason}"):
+        model_checks.check_layers(config)
 
 
 @pytest.mark.parametrize("script", ["grpo_llm", "evaluate_llm"])
-def test_a_window_is_refused_before_the_first_episode(learn, tmp_path, vocab_size, script):
-    model_of(family("mistral", sliding_window=300, vocab_size=vocab_size)).save_pretrained(tmp_path / "windowed")
-    kwargs = json.dumps({"max_context_tokens": 400})
-    with pytest.raises(SystemExit, match="windows of 300 tokens, and rows .* 400 .* shorter max_context_tokens"):
-        learn(script, "--model", tmp_path / "windowed", "--tokenizer", "byte", "--num-envs", 4, "--env-kwargs", kwargs)
+def test_a_model_is_refused_before_the_first_episode(learn, tmp_path, vocab_size, script):
+    model_of(family("mamba", vocab_size=vocab_size)).save_pretrained(tmp_path / "mamba")
+    with pytest.raises(SystemExit, match="cannot sample from this model .mamba., as it has only Mamba layers"):
+        learn(script, "--model", tmp_path / "mamba", "--tokenizer", "byte", "--num-envs", 4)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma4"])
+def test_an_iteration_with_windows(learn, tmp_path, vocab_size, name):
+    size = {"vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size, "max_position_embeddings": 32_768}
+    model_of(family(name, sliding_window=8, **size)).save_pretrained(tmp_path / "windowed")
+    flags = ["--env-kwargs", json.dumps({"max_turns": 2, "max_action_tokens": 10}), "--num-threads", 1]
+    flags += ["--num-envs", 8, "--episodes-per-iteration", 8, "--total-episodes", 8, "--eval-episodes", 0]
+    flags += ["--group-size", 4, "--num-minibatches", 1, "--ent-coef", 0.1, "--old-logprobs", "trainer"]
+    run_dir = learn("grpo_llm", "--model", tmp_path / "windowed", "--tokenizer", "byte", *flags)
+    events = EventAccumulator(str(run_dir)).Reload()
+    gap, norm = (events.Scalars(tag)[0].value for tag in ("sampler/gap_max", "losses/grad_norm"))
+    assert gap < 1e-4 and 0 < norm < math.inf
 
 
 # ------------------------------------------------------------------------------------------------------- dropout
