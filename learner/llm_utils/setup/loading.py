@@ -143,6 +143,7 @@ def load_policy(
             raise SystemExit(f"--model {source} cannot be loaded ({foreign.describe_error(error)})") from error
         cause = f"is damaged, or does not fit this model, {source}: {error}"
         raise SystemExit(f"--resume: the checkpoint in {resumed} {cause}") from error
+    use_configured_time_steps(model)
     if float32_head:
         use_float32_head(model)
     if args is not None and args.gradient_checkpointing:
@@ -237,6 +238,18 @@ def use_float32_head(model: Any) -> None:
     if type(head) is not nn.Linear:
         raise SystemExit(f"--float32-head needs a linear output embedding, but this model's is a {type(head).__name__}")
     head.__class__ = Float32Linear
+
+
+def use_configured_time_steps(model: Any) -> None:
+    """Limit the time steps of Nemotron-H's Mamba layers as its config says.
+
+    transformers 5.16 to 5.23 raises them to `time_step_min`, but not in the forward of one token, so sampler and
+    trainer would differ. Neither the published code of these models nor vLLM raises them.
+    """
+    if model.config.model_type == "nemotron_h":
+        for module in model.modules():
+            if hasattr(module, "time_step_limit"):
+                module.time_step_limit = tuple(model.config.time_step_limit)
 
 
 def enable_gradient_checkpointing(model: Any) -> None:

@@ -106,7 +106,7 @@ def token_trees(model: PreTrainedModel, rows: Sequence[Row]) -> tuple[list[Token
     for i, row in enumerate(rows):
         groups.setdefault(row.tokens[: row.prompt_length].tobytes(), []).append(i)
     longest = max(len(row.tokens) for row in rows)
-    if len(groups) == len(rows) or unsupported(layers_of(model.config, longest)):
+    if len(groups) == len(rows) or (layers := layers_of(model.config, longest)).states or unsupported(layers):
         return [], []
     trees = [TokenTree([rows[i] for i in group]) for group in groups.values()]
     nodes = max(len(tree.ids) for tree in trees)
