@@ -152,7 +152,8 @@ def load_policy(
 
 
 def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None) -> Any:
-    """Add LoRA adapters to every linear layer except the head, in the model's dtype: those in `folder`, or new ones.
+    """Add LoRA adapters to every linear layer that peft takes, except the head, in the model's dtype: those in
+    `folder`, or new ones.
 
     Float32 adapters would cast all activations of a bf16 model, and their products could not use bf16 units.
     """
@@ -162,7 +163,11 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
         raise SystemExit("LoRA adapters need peft: pip install 'agent-r1[lora]'") from error
     if folder is not None:
         return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False)
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    # peft refuses this layer in these families, as Mamba's kernels read its weights past the adapter.
+    excluded = ["out_proj"] if model.config.model_type in ("falcon_h1", "nemotron_h") else None
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
+    )
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
