@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from llm_utils.sampling.slot_cache import Store
 from llm_utils.sampling.slots import SlotModel
@@ -21,6 +23,21 @@ def make_slots(model: PreTrainedModel, num_slots: int, vocab_size: int, longest_
     """Return the slots that fit the model's layers."""
     kind = StateSlots if layers_of(model.config, longest_row).states else SlotModel
     return kind(model, num_slots, vocab_size, longest_row)
+
+
+@torch.no_grad()
+def state_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Return the bytes that the states of a row take in a model of this dtype, 0 if it has none.
+
+    An empty model computes a token. It is in bfloat16, as torch multiplies shapes of experts in no other dtype.
+    """
+    cache = DynamicCache(config=config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16, trust_remote_code=False)
+        token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    model.base_model(token, attention_mask=mask, past_key_values=cache, use_cache=True)
+    states = [state for layer in cache.layers for kind in KINDS for state in getattr(layer, kind, {}).values()]
+    return sum(x.numel() * (dtype if x.dtype == torch.bfloat16 else x.dtype).itemsize for x in states if x is not None)
 
 
 def equal_parts(sizes: Array) -> Iterator[tuple[Array, int]]:

@@ -253,8 +253,38 @@ def test_gradient_checkpointing_changes_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_the_bytes_of_states_are_known_without_weights(name):
+    """`state_bytes` is what a row of a store takes."""
+    player = Player(model_of(name))
+    player.begin(0, player.draw(9))
+    player.play(turns=1)
+    (store,) = player.engine.slots.cache.stores.values()
+    expected = sum(state[0].nbytes for state in store.states.values())
+    assert slot_states.state_bytes(config_of(name), torch.float32) == expected > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_no_tree_of_rows_is_made(name):
     model, prompt = model_of(name), np.arange(40, dtype=np.int32)
     row = SimpleNamespace(tokens=np.append(prompt, 3), prompt_length=40)
     assert forward.token_trees(model, [row] * 4) == ([], [])
     assert not model_checks.layers_of(model.config, 100).refused
+
+
+FLAGS = ["--tokenizer", "byte", "--num-envs", 4, "--env-kwargs", '{"max_turns": 2, "max_action_tokens": 6}']
+FLAGS += ["--episodes-per-iteration", 8, "--group-size", 4, "--total-episodes", 8, "--num-minibatches", 1]
+FLAGS += ["--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1, "--gradient-checkpointing"]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("lfm2", "convolution"), ("qwen3_5_text", "gated delta net"), ("falcon_h1", "Mamba")]
+)
+def test_one_iteration_of_grpo_says_what_its_prompts_cost(learn, tmp_path, vocab_size, capsys, name, layers, lora_rank):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model_of(name, vocab_size=vocab_size).save_pretrained(tmp_path / "model")
+    run = learn("grpo_llm", "--model", tmp_path / "model", *FLAGS, *(["--lora-rank", lora_rank] if lora_rank else []))
+    cost = f"{name} has {layers} layers: prompts are not shared in training, so a group of 4 computes its prompt 4"
+    assert cost in capsys.readouterr().err
+    assert EventAccumulator(str(run)).Reload().Scalars("sampler/gap_max")[0].value < 1e-4
