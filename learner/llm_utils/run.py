@@ -35,7 +35,7 @@ from llm_utils.setup.environments import evaluation_split, ids_of, one_each, pri
 from llm_utils.setup.loading import choose_dtype, load_policy, read_config
 from llm_utils.setup.model_checks import check_context, check_layers, check_vocabulary
 from llm_utils.setup.pass_rates import task_probabilities
-from llm_utils.setup.preflight import measure, preflight
+from llm_utils.setup.preflight import measure, preflight, unshared_prompts
 from llm_utils.setup.sources import config_files, fit_environment, model_files, model_source, tokenizer_source
 from llm_utils.streams import Stream
 from llm_utils.training.forward import microbatches, score
@@ -381,6 +381,8 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     check_context(config, longest)
     if args.engine == "transformers":
         check_layers(config)
+    if rank == 0 and (cost := unshared_prompts(config, getattr(args, "group_size", 1))):
+        print(cost, file=sys.stderr)
     report = None
     if args.preflight:
         report = preflight(

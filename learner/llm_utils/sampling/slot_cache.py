@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class Store:
         """Make an empty store. `whole`: rows and columns to allocate at once, so that the memory never moves."""
         self.capacity, self.device, self.whole = capacity, device, whole
         self.slots: list[int] = []  # the slot of each row
-        self.layers: list[list[torch.Tensor]] = []  # per layer: keys and values, [rows, heads, columns, dimension]
+        self.layers: dict[int, list[torch.Tensor]] = {}  # by layer: keys and values, [rows, heads, columns, dimension]
+        self.states: dict[Any, torch.Tensor] = {}  # [rows, ...], of layers that have them (slot_states.py)
         self.size = (0, 0)  # allocated rows and columns
         self.numbers = self.columns = torch.arange(0, device=device)  # indices of rows and of columns
         self.asked: Counter[int] = Counter()  # by width: forwards of one token without a graph (graphs.py)
@@ -68,14 +70,30 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for layer in self.layers for x in layer)
+        return sum(x.nbytes for layer in (*self.layers.values(), self.states.values()) for x in layer)
 
     def layer(self, index: int, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the keys and values of a layer. A new layer gets the heads and dtype of `like`, [_, heads, _,
         dim.]."""
-        if index == len(self.layers):
-            self.layers.append([x.new_zeros(self.size[0], x.shape[1], self.size[1], x.shape[3]) for x in like])
+        if index not in self.layers:
+            self.layers[index] = [x.new_zeros(self.size[0], x.shape[1], self.size[1], x.shape[3]) for x in like]
         return self.layers[index]
+
+    def state(self, key: Any, like: torch.Tensor) -> torch.Tensor:
+        """Return a state of all rows. A new one gets the shape and dtype of `like` [_, ...]."""
+        if key not in self.states:
+            self.states[key] = like.new_zeros(self.size[0], *like.shape[1:])
+        return self.states[key]
+
+    @contextmanager
+    def unchanged(self, rows: Array | torch.Tensor) -> Iterator[None]:
+        """Restore the states of these rows after the block, in which forwards may change them."""
+        before = {key: state[rows] for key, state in self.states.items()}
+        try:
+            yield
+        finally:
+            for key, state in before.items():
+                self.states[key][rows] = state
 
     def reserve(self, columns: int) -> None:
         """Allocate memory for all rows with so many columns. Growth adds an eighth more than needed; columns of a small
@@ -93,10 +111,13 @@ class Store:
     def resize(self, rows: int, columns: int) -> None:
         """Change the size of the memory. Rows in use stay."""
         used, width = min(rows, self.size[0]), min(columns, self.size[1])
-        for layer in self.layers:
+        for layer in self.layers.values():
             for i, old in enumerate(layer):  # one by one, so that the whole store never exists twice
                 layer[i] = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
                 layer[i][:used, :, :width] = old[:used, :, :width]
+        for key, state in self.states.items() if rows != self.size[0] else ():
+            self.states[key] = state.new_zeros(rows, *state.shape[1:])
+            self.states[key][:used] = state[:used]
         self.size, self.asked, self.graphs = (rows, columns), Counter(), {}
         self.numbers, self.columns = (torch.arange(n, device=self.device) for n in self.size)
 
@@ -114,10 +135,12 @@ class Store:
 
 
 def copy_rows(source: Store, rows: Sequence[int], target: Store, new_rows: Sequence[int], columns: int) -> None:
-    """Copy the first columns of rows of one store to rows of another, or of the same."""
-    for index, layer in enumerate(source.layers):
+    """Copy the first columns and the states of rows of one store to rows of another, or of the same."""
+    for index, layer in source.layers.items():
         for old, new in zip(layer, target.layer(index, layer), strict=True):
             new[new_rows, :, :columns] = old[rows, :, :columns]
+    for key, state in source.states.items():
+        target.state(key, state)[new_rows] = state[rows]
 
 
 class SlotCache(DynamicCache):

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from llm_utils import distributed
 from llm_utils.sampling.graphs import Graphs
 from llm_utils.sampling.slot_cache import SlotCache, Store, bytes_per_token, first_store, gpu_room
-from llm_utils.setup.model_checks import layers_of, unsupported
+from llm_utils.setup.model_checks import layers_of
 from llm_utils.training.forward import attention_mask, logits_only_at
 
 Array = np.ndarray
@@ -41,7 +41,7 @@ class SlotModel:
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
         self.layers = layers_of(model.config, longest_row)
-        if reason := unsupported(self.layers):
+        if reason := self.layers.refused:
             raise ValueError(
                 f"the transformers engine cannot sample from this model ({model.config.model_type}), as it has {reason}"
             )

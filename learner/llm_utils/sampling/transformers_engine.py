@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from llm_utils.sampling.deterministic import cumulative_sum
 from llm_utils.sampling.engine import Span
-from llm_utils.sampling.slots import SlotModel
+from llm_utils.sampling.slot_states import make_slots
 
 Array = np.ndarray
 
@@ -33,7 +33,7 @@ class TransformersEngine:
         self, model: PreTrainedModel, num_slots: int, vocab_size: int, temperature: float = 1.0, top_p: float = 1.0,
         entropies: bool = False, top_logprobs: int = 0, longest_row: float = math.inf,
     ) -> None:  # fmt: skip
-        self.slots = SlotModel(model, num_slots, vocab_size, longest_row)
+        self.slots = make_slots(model, num_slots, vocab_size, longest_row)
         self.temperature, self.top_p = temperature, top_p
         self.entropies, self.top_logprobs = entropies, min(top_logprobs, vocab_size)
         self.version = 0  # number of iterations that trained the weights

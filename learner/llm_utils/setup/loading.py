@@ -145,6 +145,7 @@ def load_policy(
             raise SystemExit(f"--model {source} cannot be loaded ({foreign.describe_error(error)})") from error
         cause = f"is damaged, or does not fit this model, {source}: {error}"
         raise SystemExit(f"--resume: the checkpoint in {resumed} {cause}") from error
+    use_configured_time_steps(model)
     if float32_head:
         use_float32_head(model)
     if args is not None and args.gradient_checkpointing:
@@ -153,7 +154,8 @@ def load_policy(
 
 
 def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None) -> Any:
-    """Add LoRA adapters to every linear layer except the head, in the model's dtype: those in `folder`, or new ones.
+    """Add LoRA adapters to every linear layer that peft takes, except the head, in the model's dtype: those in
+    `folder`, or new ones.
 
     Float32 adapters would cast all activations of a bf16 model, and their products could not use bf16 units.
     """
@@ -163,7 +165,11 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
         raise SystemExit("LoRA adapters need peft: pip install 'agent-r1[lora]'") from error
     if folder is not None:
         return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False)
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    # peft refuses this layer in these families, as Mamba's kernels read its weights past the adapter.
+    excluded = ["out_proj"] if model.config.model_type in ("falcon_h1", "nemotron_h") else None
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
+    )
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
@@ -239,6 +245,18 @@ def use_float32_head(model: Any) -> None:
     if type(head) is not nn.Linear:
         raise SystemExit(f"--float32-head needs a linear output embedding, but this model's is a {type(head).__name__}")
     head.__class__ = Float32Linear
+
+
+def use_configured_time_steps(model: Any) -> None:
+    """Limit the time steps of Nemotron-H's Mamba layers as its config says.
+
+    transformers 5.16 to 5.23 raises them to `time_step_min`, but not in the forward of one token, so sampler and
+    trainer would differ. Neither the published code of these models nor vLLM raises them.
+    """
+    if model.config.model_type == "nemotron_h":
+        for module in model.modules():
+            if hasattr(module, "time_step_limit"):
+                module.time_step_limit = tuple(model.config.time_step_limit)
 
 
 def enable_gradient_checkpointing(model: Any) -> None:

@@ -13,9 +13,9 @@ class Layers(NamedTuple):
 
     `kinds` lists all kinds, one if the config names none. A layer of a kind in `windows` or `chunks` attends to part of
     a row: to the last so many tokens, itself included, or to the tokens of its own chunk of so many. A layer of a kind
-    in `states` also, or only, keeps a state that each token changes; the value is its usual name ("Mamba layers"). All
-    other layers attend to all of a row, or mix no tokens. `refused` says why neither cached rows nor trees can be
-    right, whatever masks the model gets; "" if they can.
+    in `states` also, or only, keeps a state that each token changes; the value is its usual name ("Mamba layers"). With
+    such layers no tree of rows is right. All other layers attend to all of a row, or mix no tokens. `refused` says why
+    neither cached rows nor trees can be right, whatever masks the model gets; "" if they can.
     """
 
     kinds: tuple[str, ...]
@@ -28,6 +28,10 @@ class Layers(NamedTuple):
 ATTENDING_TO_ALL = {"full_attention", "attention"}
 MIXING_NO_TOKENS = {"moe", "mlp"}
 KEEPING_A_STATE = {"linear_attention", "recurrent", "conv", "hybrid"}  # "recurrent": RecurrentGemma until 5.16
+KEPT = {  # families whose states the slots keep; their code continues several tokens from a state
+    "bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_next",
+}  # fmt: skip
 OWN_NAMES = {"minimax": "lightning attention layers", "recurrent_gemma": "RG-LRU layers"}
 
 
@@ -42,6 +46,7 @@ def layers_of(config: Any, longest_row: float = math.inf) -> Layers:
     names = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     kinds = set(names or ["sliding_attention" if window else "full_attention"])
     states = {kind: name for kind in kinds & KEEPING_A_STATE if (name := state_name(config, kind))}
+    named = " and ".join(dict.fromkeys(states.values()))
     sizes = {"sliding_attention": window, "chunked_attention": chunk}
     unknown = kinds - ATTENDING_TO_ALL - MIXING_NO_TOKENS - states.keys() - {kind for kind in sizes if sizes[kind]}
     reasons = {
@@ -50,9 +55,11 @@ def layers_of(config: Any, longest_row: float = math.inf) -> Layers:
         "RWKV layers": model_type == "rwkv",
         "xLSTM layers": model_type == "xlstm",
         "attention to later tokens": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-        f"only {', '.join(states.values())}": bool(states) and not getattr(one_layer, "num_attention_heads", None),
+        f"only {named}": bool(states) and not getattr(one_layer, "num_attention_heads", None),
         "no attention heads": not getattr(one_layer, "num_attention_heads", None),
         f"layers of an unknown kind ({', '.join(sorted(unknown))})": bool(unknown),
+        "limits of time steps, which transformers ignores in the forward of one token": not unlimited(config),
+        f"{named} of a family whose states are not kept": bool(states) and model_type not in KEPT,
     }
     short = {kind: size for kind, size in sizes.items() if kind in kinds and size and size < longest_row}
     return Layers(
@@ -62,6 +69,11 @@ def layers_of(config: Any, longest_row: float = math.inf) -> Layers:
         states=states,
         refused=next((reason for reason, applies in reasons.items() if applies), ""),
     )
+
+
+def unlimited(config: Any) -> bool:
+    """Return True if Mamba layers take time steps of any size, or if there are none."""
+    return tuple(getattr(config, "time_step_limit", None) or (0, math.inf)) == (0, math.inf)
 
 
 def state_name(config: Any, kind: str) -> str:
@@ -77,11 +89,6 @@ def state_name(config: Any, kind: str) -> str:
         return "Mamba layers"
     return "gated delta net layers" if hasattr(config, "linear_conv_kernel_dim") else ""
 
-
-def unsupported(layers: Layers) -> str:
-    """Describe the layers that the transformers engine cannot sample from, and that no tree of rows can have. Return ""
-    if there are none: windows and chunks are a matter of masks."""
-    return layers.refused or ", ".join(dict.fromkeys(layers.states.values()))
 
 
 def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
@@ -115,7 +122,7 @@ def check_context(config: Any, max_context_tokens: int) -> None:
 
 def check_layers(config: Any) -> None:
     """Raise SystemExit if the transformers engine cannot sample from the model."""
-    if reason := unsupported(layers_of(config)):
+    if reason := layers_of(config).refused:
         raise SystemExit(
             f"--engine transformers cannot sample from this model ({config.model_type}), as it has {reason}. "
             "Use --engine vllm or vllm-server"

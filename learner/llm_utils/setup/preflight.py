@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from llm_utils import distributed
 from llm_utils.recovery.checkpoint import MOST_BYTES, copied_bytes
 from llm_utils.sampling.engine import VLLM_SHARE
 from llm_utils.sampling.slot_cache import GPU_SHARE, Store, bytes_per_token, gpu_room
+from llm_utils.sampling.slot_states import state_bytes
 from llm_utils.setup import cgroups, foreign
 from llm_utils.setup.loading import choose_dtype, read_config, with_adapters
+from llm_utils.setup.model_checks import layers_of
 from llm_utils.training import cudnn_attention
 from llm_utils.training.forward import LOGITS_BYTES, policy_forward
 
@@ -30,6 +33,7 @@ ALWAYS, ROLLOUT, UPDATE, STEP = "always", "rollout", "update", "step"
 USABLE = {"cuda": 0.92, "cpu": 0.95}  # the rest is for kernel workspaces and allocator fragmentation
 TYPICAL_ROW = 4096  # tokens; few of the rows that grow in parallel fill a longer context
 ROOM_TO_GROW = 1.27  # factor of the cache: a store has an eighth more rows and columns than needed
+ROOM_OF_STATES = 2.13  # factor of the states: a store has an eighth more rows, and rows that wait are copied
 ROOM_OF_SMALL = 1.69  # factor of a small cache: it has half as many columns more
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
 # On a CPU, freed blocks between others stay with the process: a share of the activations, and three layers.
@@ -180,9 +184,14 @@ def preflight(
         if not on_cpu and world_size == 1:  # one long row can make the smallest store this large
             room = GPU_SHARE * memory if memory_gb else gpu_room(device)
             cache = max(cache, min(args.num_envs * longest_row * token, room))
-        add("keys and values of the rows", cache, ALWAYS if stale else ROLLOUT, "--num-envs", CONTEXT)
-        if stale and getattr(args, "eval_episodes", 0):  # rows in flight stay during an evaluation
-            add("keys and values of an evaluation's rows", cache, ROLLOUT, "--eval-episodes 0", "--num-envs", CONTEXT)
+        states = 0.0
+        if layers_of(config, longest_row).states:
+            states = ROOM_OF_STATES * args.num_envs * state_bytes(config, dtype)
+        both = ("keys and values", cache, ("--num-envs", CONTEXT)), ("states", states, ("--num-envs",))
+        for name, size, remedies in both:
+            add(f"{name} of the rows", size, ALWAYS if stale else ROLLOUT, *remedies)
+            if stale and getattr(args, "eval_episodes", 0):  # rows in flight stay during an evaluation
+                add(f"{name} of an evaluation's rows", size, ROLLOUT, "--eval-episodes 0", *remedies)
         logit = 8 if on_cpu else 20  # bytes: two copies in bf16 with CUDA graphs, four in float32
         add("logits of new tokens", logit * args.num_envs * config.get_text_config().vocab_size, ROLLOUT, "--num-envs")
     if args.engine == "vllm" and not on_cpu:
@@ -219,6 +228,18 @@ def preflight(
 
 
 # ------------------------------------------------------------------------------------------------------ the estimates
+
+
+def unshared_prompts(config: Any, group_size: int) -> str:
+    """Describe what states cost in training: a prompt of several episodes is computed for each. Return "" if it is
+    not."""
+    names = dict.fromkeys(layers_of(config, math.inf).states.values())
+    if not names or group_size < 2:
+        return ""
+    return (
+        f"{config.model_type} has {' and '.join(names)}: prompts are not shared in training, so a group of "
+        f"{group_size} computes its prompt {group_size} times"
+    )
 
 
 def empty_model(config: Any, dtype: torch.dtype, lora_rank: int) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from llm_utils.setup.model_checks import Layers, layers_of, unsupported
+from llm_utils.setup.model_checks import Layers, layers_of
 from llm_utils.training import cudnn_attention
 from llm_utils.trajectory import Segment
 
@@ -107,7 +107,7 @@ def token_trees(model: PreTrainedModel, rows: Sequence[Row]) -> tuple[list[Token
     for i, row in enumerate(rows):
         groups.setdefault(row.tokens[: row.prompt_length].tobytes(), []).append(i)
     longest = max(len(row.tokens) for row in rows)
-    if len(groups) == len(rows) or unsupported(layers_of(model.config, longest)):
+    if len(groups) == len(rows) or (layers := layers_of(model.config, longest)).states or layers.refused:
         return [], []
     trees = [TokenTree([rows[i] for i in group]) for group in groups.values()]
     nodes = max(len(tree.ids) for tree in trees)

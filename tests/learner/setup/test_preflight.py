@@ -64,6 +64,21 @@ def test_with_staleness_the_rows_in_flight_keep_their_cache_through_the_update()
     assert estimate(eval_episodes=64, **kwargs).at("rollout") == fresh.at("rollout")
 
 
+def test_states_of_the_rows_do_not_grow_with_their_length():
+    config = transformers.Qwen3_5TextConfig(hidden_size=1024, num_hidden_layers=8, intermediate_size=3584)
+    heads, layers = 32 * 128 * 128 * 4, 6  # float32; 2 of 8 layers are attention
+    convolutions = 4 * (2 * 16 + 32) * 128 * 2  # bf16, 4 columns
+    kwargs = {"config": config, "engine": "transformers", "preflight": False, "num_envs": 64}
+    report, longer = estimate(**kwargs), estimate(longest_row=8192, **kwargs)
+    states = size(report, "states of the rows")
+    assert 2 * 64 * layers * (heads + convolutions) < states < 2.2 * 64 * layers * (heads + convolutions)
+    assert size(longer, "states of the rows") == states
+    stale = estimate(max_staleness=1, eval_episodes=64, **kwargs)
+    assert size(stale, "states of an evaluation's rows") == states
+    assert stale.at("update") - report.at("update") > states
+    assert size(estimate(engine="transformers", preflight=False), "states") == 0
+
+
 def test_without_a_preflight_nothing_of_it_runs(learn, policy_folder, monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError
