@@ -11,14 +11,21 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from llm_utils.setup.model_checks import KEEPING_A_STATE, MIXING_NO_TOKENS
+
 Array = np.ndarray
 GPU_SHARE = 0.25  # share of a GPU's memory for the smallest store; if all rows fit, it is allocated at once
+
+WITHOUT_KEYS = (KEEPING_A_STATE | MIXING_NO_TOKENS) - {"hybrid"}  # kinds of layers; a hybrid one also attends
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """Return the bytes that the keys and values of a token take in all layers that have their own."""
     config, numbers = config.get_text_config(), 0
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     for index in range(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)):
+        if kinds[index] in WITHOUT_KEYS:
+            continue
         layer = config.per_layer_config[index]  # the config, with this layer's own values
         if rank := getattr(layer, "kv_lora_rank", None):  # keys and values are computed from fewer numbers
             numbers += rank + layer.qk_rope_head_dim

@@ -253,14 +253,16 @@ def test_gradient_checkpointing_changes_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_bytes_of_states_are_known_without_weights(name):
-    """`state_bytes` is what a row of a store takes."""
+def test_the_bytes_of_a_row_are_known_without_weights(name):
+    """Those of its states, and of the keys and values of the layers that have them."""
     player = Player(model_of(name))
     player.begin(0, player.draw(9))
     player.play(turns=1)
     (store,) = player.engine.slots.cache.stores.values()
     expected = sum(state[0].nbytes for state in store.states.values())
     assert slot_states.state_bytes(config_of(name), torch.float32) == expected > 0
+    keys_and_values = sum(x[0, :, 0].nbytes for layer in store.layers.values() for x in layer)
+    assert slots.bytes_per_token(config_of(name), torch.float32) == keys_and_values > 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
