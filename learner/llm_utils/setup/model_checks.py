@@ -12,10 +12,10 @@ class Layers(NamedTuple):
     """The layers of a model over rows of a given length, by their kind: its name in the config's `layer_types`.
 
     `kinds` lists all kinds, one if the config names none. A layer of a kind in `windows` or `chunks` attends to part of
-    a row: to the last so many tokens, itself included, or to the tokens of its own chunk of so many. A layer of a kind
-    in `states` also, or only, keeps a state that each token changes; the value is its usual name ("Mamba layers"). With
-    such layers no tree of rows is right. All other layers attend to all of a row, or mix no tokens. `refused` says why
-    neither cached rows nor trees can be right, whatever masks the model gets; "" if they can.
+    a row: to the last so many tokens, or to those in the same chunk of so many. A layer of a kind in `states` also, or
+    only, keeps a state that each token changes; the value is its usual name ("Mamba layers"). With such layers no tree
+    of rows is right. All other layers attend to all of a row, or mix no tokens. `refused` says why neither cached rows
+    nor trees can be right, whatever masks the model gets; "" if they can.
     """
 
     kinds: tuple[str, ...]
