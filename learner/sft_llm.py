@@ -69,6 +69,8 @@ class Args:
     """CPU threads of torch (0: as many as there are free cores)"""
     deterministic: bool = False
     """the same weights to the bit in every run, also on a GPU: deterministic kernels"""
+    compile: bool = False
+    """compile the layers for training, on a GPU: faster steps, but the first ones take minutes"""
 
     # demonstrations
     env_id: str = "AgentR1/MultihopWorld-v0"
@@ -287,7 +289,7 @@ if __name__ == "__main__":
     with plain_errors(args.env_id):
         vocab_size = len(load_tokenizer(tokenizer, args.chat_template))
     resumed = checkpoint.find(run_dir) / "policy" if args.resume else None
-    policy = load_policy(source, device, args, resumed, dtype=dtype)
+    policy = load_policy(source, device, args, resumed, dtype=dtype, compiled=args.compile)
     check_vocabulary(policy, vocab_size)
     learning_rate = default_learning_rate(args) if args.learning_rate is None else args.learning_rate
     optimizer = Float32AdamW([policy], [learning_rate], betas=(0.9, 0.98), weight_decay=args.weight_decay)

@@ -45,7 +45,7 @@ FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split", "chat_template")  # argu
 
 MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
 MAY_CHANGE = (  # arguments that change the result at most by rounding: machine, memory, saved files
-    "microbatch_tokens", "gradient_checkpointing", "num_envs", "preflight", "vllm_url", "api",
+    "microbatch_tokens", "gradient_checkpointing", "compile", "num_envs", "preflight", "vllm_url", "api",
     "num_threads", "track", "wandb_project_name", "checkpoint_every", "save_model",
     "log_trajectories", "out",
 )  # fmt: skip
@@ -140,6 +140,8 @@ class Common:
     """CPU threads of torch in each process (0: as many as there are free cores)"""
     deterministic: bool = False
     """the same weights to the bit in every run: deterministic kernels, tool results in the order of the calls"""
+    compile: bool = False
+    """compile the layers for training, on a GPU: faster updates, but the first ones take minutes"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, more time"""
     microbatch_tokens: int = 4096
@@ -236,6 +238,8 @@ def check_each(args: Any) -> None:
         for url in given[name].split(",") if name in given else ():
             if not is_address(url.strip()):
                 raise SystemExit(f"{flag(name)} {url}: this is not an address such as http://localhost:8000")
+    if given.get("compile") and given.get("deterministic"):
+        raise SystemExit("--deterministic is incompatible with --compile, which chooses kernels by their time")
     check_environment(args)
     check_splits(args)
     check_switches(args)
@@ -259,14 +263,19 @@ PACKAGES: dict[str, tuple[Alive, str, str]] = {
 
 
 def check_machine(args: Any) -> None:
-    """Raise SystemExit for a flag whose package or login is missing, and if the run's folder cannot be made. Called
-    last."""
+    """Raise SystemExit for a flag whose package, GPU or login is missing, and if the run's folder cannot be made.
+    Called last."""
     if args.resume is None and not disk.writable(Path("runs")):
         raise SystemExit("runs: cannot write into this folder, which holds all runs; start in another folder")
     for name, (needs, package, extra) in PACKAGES.items():
         if needs(args) and sys.modules.get(package) is None and (package in sys.modules or find_spec(package) is None):
             on_cpu = " (on a CPU: see docs/engines.md)" if package == "vllm" else ""
             raise SystemExit(f"{name} needs {package}: pip install 'agent-r1[{extra}]'{on_cpu}")
+    if getattr(args, "compile", False):
+        if distributed.device(args.cuda).type == "cpu":
+            raise SystemExit("--compile needs a GPU: it fuses small kernels there, and this run computes on a CPU")
+        if distributed.launched_rank() == 0:
+            print("--compile: the first steps compile the layers, which may take minutes", file=sys.stderr)
     if getattr(args, "track", False) and distributed.launched_rank() == 0:  # last, because it may ask a server
         tracking.check_login()
 

@@ -119,14 +119,19 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (world_size(),))
-    layers = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    for layer in max(layers, key=lambda module: sum(p.numel() for p in module.parameters())):
+    for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh)
     outside = [p for p in model.parameters() if not is_split(p)]
     for module in model.modules():  # weights that are gathered together need one dtype; a critic's head differs
         if any(p.dtype != outside[0].dtype and not is_split(p) for p in module.parameters(recurse=False)):
             fully_shard(module, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """Return the list of a model's decoder layers: the list that holds most of the weights."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda module: sum(p.numel() for p in module.parameters()))
 
 
 def rank() -> int:

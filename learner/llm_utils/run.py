@@ -38,6 +38,7 @@ from llm_utils.setup.pass_rates import task_probabilities
 from llm_utils.setup.preflight import measure, preflight, unshared_prompts
 from llm_utils.setup.sources import config_files, fit_environment, model_files, model_source, tokenizer_source
 from llm_utils.streams import Stream
+from llm_utils.training.compiled import compile_training
 from llm_utils.training.forward import microbatches, score
 from llm_utils.training.metrics import sampler_gap
 from llm_utils.training.optimizer import Float32AdamW
@@ -85,8 +86,8 @@ def fill_defaults(args: Any) -> dict[str, Any]:
     if args.dtype == "auto":
         chosen["dtype"] = str(dtype).removeprefix("torch.")
     if args.old_logprobs == "auto":
-        same_program = args.engine == "transformers" and dtype == torch.float32  # samples and trains
-        exact = same_program and not args.max_staleness and args.loss_mask
+        same_program = args.engine == "transformers" and not args.compile  # samples and trains
+        exact = same_program and dtype == torch.float32 and not args.max_staleness and args.loss_mask
         chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
     for name, value in chosen.items():
         setattr(args, name, value)
@@ -392,7 +393,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     engine = None
     if rank == 0 and args.engine == "vllm-server":  # a server that does not answer is found before a weight is read
         engine = make_engine(args, source, vocab_size, None, tokenizer_of(args), longest)
-    loading = {"dtype": dtype, "float32_head": args.float32_head}
+    loading = {"dtype": dtype, "float32_head": args.float32_head, "compiled": args.compile}
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
     check_vocabulary(policy, vocab_size)
@@ -401,6 +402,8 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         measured_bytes = measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature, bonus)
         report.measured(measured_bytes).refuse()
     critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
+    if critic is not None and args.compile:
+        compile_training(critic.backbone)
     modules, rates = [policy], [args.learning_rate]
     if critic is not None:
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]

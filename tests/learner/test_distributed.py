@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpo_llm
 import numpy as np
@@ -24,8 +26,10 @@ from safetensors import torch as safetensors
 
 from llm_utils import distributed
 from llm_utils.run import Run
+from llm_utils.setup import loading
 from llm_utils.setup.loading import load_policy
 from llm_utils.training import forward
+from llm_utils.training.compiled import compile_training
 from llm_utils.training.optimizer import Float32AdamW
 from llm_utils.trajectory import Trajectory, Turn
 
@@ -165,6 +169,24 @@ def first_step(folder, vocab_size):
     return found
 
 
+def compiled_layers(folder, vocab_size, backend):
+    """Relative differences of split, compiled layers' gradients from those of whole ones, without and with gradient
+    checkpointing."""
+    rows, cpu = made_up_rows([20, 25], vocab_size), torch.device("cpu")
+    kwargs = {"dtype": torch.float32, "compiled": True}
+
+    def gradient(**kwargs):
+        model = load_policy(folder, cpu, **kwargs)
+        for _ in range(2):  # the second time, graphs are used again
+            forward.policy_forward(model, rows, vocab_size, 1.0)[0].sum().backward()
+        return gradients([model])[0]
+
+    whole = gradient(**kwargs, whole=True)
+    loading.compile_training = partial(compile_training, backend=backend)
+    args = [SimpleNamespace(lora_rank=0, gradient_checkpointing=on) for on in (False, True)]
+    return [float((gradient(**kwargs, args=a) - whole).norm() / whole.norm()) for a in args]
+
+
 def worker(rank, port, task, *arguments):
     """What one of two processes does; the first one writes the answer."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -178,6 +200,13 @@ def worker(rank, port, task, *arguments):
         answer["head in parts"] = head_in_parts(*arguments)
     elif task == "first step":
         answer = first_step(*arguments)
+    elif task == "compiled":
+        from torch._dynamo.testing import CompileCounterWithBackend  # slow
+
+        distributed.setup(cuda=False)
+        answer["graphs"] = CompileCounterWithBackend("aot_eager")
+        answer["compiled"] = compiled_layers(*arguments, answer["graphs"])
+        answer["graphs"] = answer["graphs"].frame_count
     elif task == "train":  # runs, one after the other; processes can join only once
         distributed.setup(cuda=False)
         distributed.setup, distributed.leave = lambda cuda: None, lambda: None
@@ -313,6 +342,14 @@ def test_the_first_step_fills_in_log_probabilities_from_all_processes(pair, poli
     (largest, *counts), (other_largest, *other_counts) = json.loads(Path("answer.json").read_text())
     assert max(largest, other_largest) < 1e-5
     assert (counts, other_counts) == ([0, 4], [0, 1])  # rows left unscored, in one process and in two
+
+
+@pytest.mark.slow
+def test_compiled_layers_may_be_split(pair, policy_folder, vocab_size):
+    pair("compiled", policy_folder, vocab_size)()
+    answer = json.loads(Path("answer.json").read_text())
+    assert len(answer["compiled"]) == 2 and max(answer["compiled"]) < 1e-5
+    assert 2 <= answer["graphs"] <= 4
 
 
 def test_two_processes_train_as_one_and_resume_what_one_began(pair, monkeypatch):

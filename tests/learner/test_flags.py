@@ -93,6 +93,7 @@ def test_every_name_in_the_tables_is_a_flag():
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
+        *((script, ["--compile"], "^--compile needs a GPU: ") for script in ALL if script != "evaluate_llm"),
         ("grpo_llm", ["--env-id", "nowhere.at.all:X-v0"], "there is no module nowhere.at.all in this folder"),
         ("grpo_llm", ["--env-id", ".here:X-v0"], "there is no module .here in this folder"),
         ("grpo_llm", ["--engine", "vllm-server", "--vllm-url", "a:80"], "--vllm-url a:80: this is not an address"),
@@ -198,6 +199,7 @@ def test_the_defaults_that_are_printed_may_be_typed(script, given):
         ({"max_staleness": 3, "reject_ratio": 2.0}, "trainer"),
         ({"max_staleness": 1, "old_logprobs": "sampler"}, "sampler"),  # typed
         ({"dtype": "bfloat16"}, "trainer"),
+        ({"compile": True}, "trainer"),  # its sampler is not compiled
         ({"engine": "vllm"}, "trainer"),
         ({"loss_mask": False}, "trainer"),
     ],

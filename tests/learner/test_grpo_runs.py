@@ -286,6 +286,7 @@ def test_contradicting_flags_are_named_before_any_work(learn):
         (["--max-staleness", 1, "--dynamic-sampling", 1], "--max-staleness is incompatible with --dynamic-sampling"),
         (["--max-staleness", 1, "--deterministic"], "--deterministic is incompatible with --max-staleness"),
         (["--engine", "vllm", "--deterministic"], "--deterministic is incompatible with --engine vllm"),
+        (["--compile", "--deterministic"], "--deterministic is incompatible with --compile"),
         (["--kl-in", "reward"], "--kl-in reward needs a --kl-coef above 0"),
         (["--num-minibatches", 17], "--num-minibatches exceeds --episodes-per-iteration"),
         (["--max-staleness", -1], "--max-staleness must be at least 0"),

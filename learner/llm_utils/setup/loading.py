@@ -22,6 +22,7 @@ from llm_utils import distributed
 from llm_utils.records.earlier_runs import CHECKPOINT
 from llm_utils.setup import foreign
 from llm_utils.training import cudnn_attention
+from llm_utils.training.compiled import compile_training
 
 # On some processors a bf16 product kills the process with an illegal instruction, so a child process tries one.
 TRIAL = """
@@ -113,14 +114,15 @@ def read_config(source: str | Path) -> Any:
 
 def load_policy(
     source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False,
-    dtype: torch.dtype | None = None, float32_head: bool = False,
+    dtype: torch.dtype | None = None, float32_head: bool = False, compiled: bool = False,
 ) -> Any:  # fmt: skip
     """Load a causal language model for sampling and training, without dropout.
 
     With `args.lora_rank` only adapters are trained. With `args.gradient_checkpointing` activations are recomputed in
     the backward pass. `resumed` is the policy in a checkpoint: weights, or adapters. Raise SystemExit if they do not
     belong to the model in `source`. The model is sharded over the processes unless `whole` is true. `dtype` None is
-    what `choose_dtype` calls auto. With `float32_head` logits are computed in float32.
+    what `choose_dtype` calls auto. With `float32_head` logits are computed in float32. With `compiled` training passes
+    are compiled, unless `whole` is true.
     """
     if device.type == "cuda":  # cuDNN plans attention again for every length, so for every token (docs/benchmarks.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -150,7 +152,12 @@ def load_policy(
         use_float32_head(model)
     if args is not None and args.gradient_checkpointing:
         enable_gradient_checkpointing(model)
-    return model.eval().to(device) if whole else distributed.shard(model.eval(), device)
+    if whole:
+        return model.eval().to(device)
+    model = distributed.shard(model.eval(), device)
+    if compiled:
+        compile_training(model)
+    return model
 
 
 def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None) -> Any:

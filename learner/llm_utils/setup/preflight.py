@@ -262,13 +262,8 @@ def is_tied(model: Any) -> bool:
 
 def layer_bytes(model: Any) -> tuple[int, int]:
     """Return the bytes of the largest decoder layer's weights, and of all weights outside the layers."""
-    sizes = [sum(p.nbytes for p in layer.parameters()) for layer in decoder_layers(model)]
+    sizes = [sum(p.nbytes for p in layer.parameters()) for layer in distributed.decoder_layers(model)]
     return max(sizes), sum(p.nbytes for p in model.parameters()) - sum(sizes)
-
-
-def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=lambda module: sum(p.numel() for p in module.parameters()))
 
 
 class FusedAttention(torch.autograd.Function):
@@ -305,7 +300,7 @@ def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
         return x
 
     model_itself = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers = decoder_layers(model_itself)
+    layers = distributed.decoder_layers(model_itself)
     hooks = [layer.register_forward_hook(lambda *_: marks.append(total[0])) for layer in layers]
     AttentionInterface.register("fused_on_meta", fused_attention)
     model_itself.config.get_text_config()._attn_implementation = "fused_on_meta"

@@ -62,7 +62,8 @@ _followed: Load | None = None  # the load that `follow` measures
 def use(args: Any) -> None:
     """Set torch's number of threads to `args.num_threads`; 0 means as many as there are free cores.
 
-    With --deterministic, and with several torchrun processes that share the cores, the load does not count.
+    With --deterministic, and with several torchrun processes that share the cores, the load does not count. With
+    --compile it counts once: a graph is compiled again for another number of threads.
     """
     global _followed
     load, processes, _followed = Load(), distributed.local_world_size(), None
@@ -73,10 +74,11 @@ def use(args: Any) -> None:
         reason = f"{cores} core{'s' * (cores > 1)}, {processes} process{'es' * (processes > 1)}"
     elif not number:
         time.sleep(0.3)
-        others, _followed = load.others(), load
-        number = load.threads(others)
+        others, fixed = load.others(), getattr(args, "compile", False)
+        number, _followed = load.threads(others), None if fixed else load
         available = f"{load.cores} core{'s' * (load.cores > 1)}{load.reason}"
-        reason = f"of {available}; other processes use {others:.1f}, and the number follows them"
+        rule = "stays" if fixed else "follows them"
+        reason = f"of {available}; other processes use {others:.1f}, and the number {rule}"
     torch.set_num_threads(number)
     if distributed.rank() == 0:
         print(f"torch uses {number} thread{'s' * (number > 1)} ({reason})", file=sys.stderr)

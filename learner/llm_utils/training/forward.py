@@ -154,6 +154,20 @@ def attention_mask(
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
+def log_probabilities(
+    logits: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor,
+    vocab_size: int, temperature: float, entropy_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return log-probabilities of `targets` [N] and entropies [N], float32, at the rows `node_index` [N] of logits
+    [n, vocabulary]."""
+    logits = logits[:, :vocab_size].float()
+    all_logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+    chosen = all_logprobs[node_index, targets]  # before the entropies: a recompute without theirs ends here
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
+    return chosen, entropies[node_index]
+
+
 def policy_forward(
     model: PreTrainedModel, rows: Sequence[Row], vocab_size: int, temperature: float, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,25 +201,19 @@ def policy_forward(
     at, node_index, targets = (torch.from_numpy(x).to(model.device) for x in (nodes, node_index.reshape(-1), targets))
     index = (at // n, at % n)
 
-    def log_probabilities(logits: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor) -> Any:
-        logits = logits[:, :vocab_size].float()
-        all_logprobs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
-        chosen = all_logprobs[node_index, targets]  # before the entropies: a recompute without theirs ends here
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
-        return chosen, entropies[node_index]
-
+    settings = vocab_size, temperature, entropy_gradient
+    results_of = getattr(model, "compiled_log_probabilities", log_probabilities)
     chunk = max(1, LOGITS_BYTES // (4 * vocab_size))  # positions
     if len(at) <= chunk:
         with logits_only_at(model, index):
             logits = model(input_ids=ids, **inputs).logits
-        return log_probabilities(logits, node_index, targets)
+        return results_of(logits, node_index, targets, *settings)
 
     hidden, head = hidden_states(model, index, input_ids=ids, **inputs)
     logprobs, entropies = (torch.empty(len(node_index), device=model.device) for _ in range(2))
 
     def logprobs_of_chunk(states: torch.Tensor, node_index: torch.Tensor, targets: torch.Tensor) -> Any:
-        return log_probabilities(head(states), node_index, targets)
+        return results_of(head(states), node_index, targets, *settings)
 
     for first in range(0, len(at), chunk):
         inside = ((node_index >= first) & (node_index < first + chunk)).nonzero()[:, 0]

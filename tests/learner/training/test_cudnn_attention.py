@@ -158,3 +158,16 @@ def test_the_measured_microbatch_is_padded(policy_folder, vocab_size, hopper, ca
     model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: sizes.append(tuple(inputs[0].shape)))
     preflight.measure(model, 4200, 2100, vocab_size)
     assert sizes == [(1, 2560)] and calls == [(2560, 2560, True)] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_gives_the_same_with_and_without_it(policy_folder, vocab_size, monkeypatch):
+    model = load(policy_folder).to("cuda", torch.bfloat16)
+    rows, found = rows_of(vocab_size, 2100, 1700), []
+    for shortest in (cudnn_attention.SHORTEST, 10**9):
+        monkeypatch.setattr(cudnn_attention, "SHORTEST", shortest)
+        found.append(results(model, rows, vocab_size))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert (found[0][0] - found[1][0]).abs().mean() < 0.05
+    assert (found[0][2] - found[1][2]).norm() < 0.2 * found[1][2].norm()
