@@ -9,7 +9,7 @@ head's where a token is sampled), those of attention added; their share is of wh
 reached on the same GPU, minutes before. Predicted memory is that of preflight.py. Sampler: every row writes
 48 tokens after 512 others (transformers_engine.py), by a forward that was recorded before and is replayed,
 and by forwards that Python asks for, kernel by kernel; the floor of a token is the time to read the weights and all
-keys and values once, at the bytes a second that a large copy reads and writes.
+keys and values once, at the bytes a second that a large copy reads and writes. Adapters are merged, as in a run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from machine import from_1, given_flags, record_results, require_quiet_machine
 
+from llm_utils import distributed
 from llm_utils.sampling.slot_cache import bytes_per_token
 from llm_utils.sampling.transformers_engine import TransformersEngine
 from llm_utils.setup import (
@@ -171,6 +172,9 @@ def sample(policy: Any, rows: int, recorded: bool) -> tuple[float, float]:
 def sampler(folder: str, rank: int, rows: int, device: torch.device, limit: float) -> dict[str, float]:
     """What a token of all rows takes, recorded and asked for, the prompts, and the least that a token could take."""
     policy, _ = load(folder, rank, device)
+    if rank:  # learners sample from a copy with the adapters merged
+        trained, policy = policy, load(folder, 0, device)[0]
+        TransformersEngine(policy, 1, policy.config.vocab_size).update(distributed.weights(trained), 1)
     asked, _ = sample(policy, rows, recorded=False)
     seconds, read = sample(policy, rows, recorded=True)
     cache = rows * (PROMPT + WARM + WRITTEN // 2) * bytes_per_token(policy.config, policy.dtype)

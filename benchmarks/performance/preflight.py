@@ -98,8 +98,10 @@ def run(case: dict[str, Any]) -> dict[str, float]:
     import torch
     from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
+    from llm_utils import distributed
     from llm_utils.recovery import checkpoint
     from llm_utils.sampling import slots
+    from llm_utils.sampling.transformers_engine import TransformersEngine
     from llm_utils.setup import loading, preflight
     from llm_utils.training import forward, optimizer
 
@@ -123,6 +125,7 @@ def run(case: dict[str, Any]) -> dict[str, float]:
         if args.critic:
             modules.append(AutoModel.from_pretrained(folder, dtype=torch.float32).eval())
         reference = loading.load_policy(folder, device, dtype=torch.float32) if args.reference else None
+        merged = loading.load_policy(folder, device, dtype=torch.float32) if args.lora_rank else None  # samples
     adam = optimizer.Float32AdamW(modules, [1e-6] * len(modules), (0.9, 0.95))
     saver = checkpoint.Checkpointer(Path("unused"), policy, modules[1] if args.critic else None, adam)
     for _ in range(2):
@@ -133,7 +136,9 @@ def run(case: dict[str, Any]) -> dict[str, float]:
         SimpleNamespace(tokens=rng.integers(vocab_size, size=longest), task_index=i, **fixed)
         for i in range(2 * args.microbatch_tokens // longest)
     ]
-    model = slots.SlotModel(policy, args.num_envs, vocab_size)
+    if merged is not None:
+        TransformersEngine(merged, 1, vocab_size).update(distributed.weights(policy), 0)
+    model = slots.SlotModel(merged or policy, args.num_envs, vocab_size)
     for _ in model.prefill({slot: rng.integers(vocab_size, size=longest - 2) for slot in range(args.num_envs)}):
         pass
     everyone = np.arange(args.num_envs)

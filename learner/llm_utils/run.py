@@ -129,7 +129,7 @@ class Run:
     reference: Any  # None without a KL penalty
     optimizer: Float32AdamW
     saver: checkpoint.Checkpointer
-    in_place: bool  # the engine samples from the trained weights themselves
+    in_place: bool  # the engine samples from the trainer's weights themselves
     state: dict[str, Any]  # iteration, evaluated, global_step, episodes, train_seconds; evaluations' results
     envs: Any = None
     eval_envs: Any = None
@@ -433,13 +433,14 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         reference=load_policy(source, device, **loading) if with_reference else None,
         optimizer=optimizer,
         saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank, with_model=args.save_model),
-        in_place=args.engine == "transformers" and world_size == 1,
+        # with adapters a merged copy samples, as two more products for each linear layer would slow down every token
+        in_place=args.engine == "transformers" and world_size == 1 and not args.lora_rank,
         state=state,
         queued=state["iteration"],
     )
     if rank == 0:
         model = policy if run.in_place else None
-        if args.engine == "transformers" and model is None:
+        if args.engine == "transformers" and model is None:  # `start` gives it the trainer's weights
             model = load_policy(source, device, whole=True, **loading)
         run.envs, run.eval_envs = envs, eval_envs
         run.engine = engine or make_engine(args, source, vocab_size, model, tokenizer_of(args), longest)

@@ -272,6 +272,23 @@ def test_lora_trains_adapters_and_saves_them_merged(learn):
     assert (merged - before).abs().max() > 0.01
 
 
+def test_with_adapters_a_merged_copy_samples_what_the_trainer_scores(learn, monkeypatch):
+    pytest.importorskip("peft")
+    engines, make_engine = [], run.make_engine
+    monkeypatch.setattr(run, "make_engine", lambda *args: engines.append(make_engine(*args)) or engines[-1])
+    flags = ["--temperature", 1, "--total-episodes", 64, "--lora-rank", 2, "--learning-rate", 1e-2, "--save-model"]
+    run_dir = learn("grpo_llm", *GROUPS, *flags, "--old-logprobs", "trainer")
+    sampler, (twin,) = engines[0].slots.model, engines[0].twins
+    assert twin.slots.model is sampler
+    start = load_policy(model_source("tiny", "AgentR1/MultihopWorld-v0"), torch.device("cpu")).state_dict()
+    saved, weights = load_policy(run_dir / "model", torch.device("cpu")).state_dict(), sampler.state_dict()
+    assert weights.keys() == saved.keys()  # so it has no adapters
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)
+    assert max(float((weights[name] - start[name]).abs().max()) for name in start) > 0.01
+    gaps = scalars(run_dir)["sampler/gap_max"]
+    assert len(gaps) == 4 and max(gaps) < 1e-5
+
+
 def test_a_run_that_does_not_fit_is_refused_before_any_work(learn, monkeypatch):
     monkeypatch.setattr("llm_utils.setup.preflight.memory_of", lambda device: 10**6)
     with pytest.raises(SystemExit, match="this run does not fit"):

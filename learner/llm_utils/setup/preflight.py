@@ -165,7 +165,7 @@ def preflight(
             "--kl-coef 0",
             processes,
         )
-    if in_process and world_size > 1:
+    if in_process and (world_size > 1 or args.lora_rank):
         whole_copy = sum(p.nbytes for p in whole.parameters())
         add("sampler: weights", whole_copy, ALWAYS, "--engine vllm-server", "a smaller --model")
     copied = sum(copied_bytes(parameters) for _, parameters, _ in groups)

@@ -190,6 +190,14 @@ def test_adapters_add_up_no_gradients_of_the_head():
     assert size(estimate(critic=True, **kwargs), "embedding and head") > 1e9
 
 
+def test_with_adapters_the_transformers_engine_has_a_merged_copy():
+    kwargs = {"preflight": False, "engine": "transformers"}
+    with_adapters, without = (estimate(lora_rank=rank, **kwargs) for rank in (16, 0))
+    assert size(with_adapters, "sampler") == size(without, "policy: weights") > 6e9 and size(without, "sampler") == 0
+    assert "sampler: weights" in with_adapters.table()
+    assert size(estimate(preflight=False, lora_rank=16), "sampler") == 0  # vLLM's share holds its own
+
+
 def test_where_layers_do_not_run_on_shapes_a_formula_counts(monkeypatch):
     model = preflight.empty_model(small_config(), torch.bfloat16, 0)
     exact, _ = preflight.activations(model, 2, 96)
