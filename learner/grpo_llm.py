@@ -199,7 +199,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
     for segments, scale in run.microbatches(rows):
         entropy_counts = args.ent_coef != 0
         new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
-        batch = make_batch(segments, device)
+        batch = make_batch(segments, device, new)
         stretches = None
         if args.ratio != "token" and len(new):
             stretches = segment_numbers(segments, args.ratio == "turn").to(device)

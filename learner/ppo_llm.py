@@ -306,10 +306,10 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
     masks = [(int(row.train_mask.sum()), int(row.value_mask.sum())) for row in rows]
     num_tokens, num_states = distributed.all_reduce_sum(*map(sum, zip(*masks, strict=True)))
     for segments, scale in run.microbatches(rows):
-        batch = make_batch(segments, device)
         if train_policy:
             entropy_counts = args.ent_coef != 0
             new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
+            batch = make_batch(segments, device, new)
             losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high)
             losses = losses * batch.importance(args.importance_cap)
             figures["entropy"], policy_losses = entropy, losses
@@ -325,6 +325,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
                 means.add(figures)
                 means.add_loss("policy_loss", policy_losses.sum() / max(1, num_tokens))
                 means.add_gap((new - batch.sampler)[batch.sampled])
+        batch = make_batch(segments, device)
         at = pad([row.value_mask for row in segments], device).nonzero(as_tuple=True)
         values = run.critic(pad([row.tokens for row in segments], device))[at[0], at[1] - 1]
         losses = value_loss(values, batch.values, batch.returns, args.clip_coef_value)

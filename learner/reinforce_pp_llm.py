@@ -182,7 +182,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
     for segments, scale in run.microbatches(rows):
         entropy_counts = args.ent_coef != 0
         new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
-        batch = make_batch(segments, device)
+        batch = make_batch(segments, device, new)
         losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high)
         losses = losses * batch.importance(args.importance_cap)
         figures["entropy"], policy_losses = entropy, losses

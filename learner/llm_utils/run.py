@@ -214,11 +214,22 @@ class Run:
     # ------------------------------------------------------------------ scoring and updates
 
     def score_policy(self, rows: Sequence[Trajectory]) -> None:
-        """Fill `old_logprobs` with the trainer's log-probabilities of the trained tokens."""
-        scored = self._score(rows, self.policy)
+        """Fill `old_logprobs` with the trainer's log-probabilities of the trained tokens.
+
+        The first optimizer step computes those of its own rows, with the same weights. So these rows stay `unscored`
+        until then (`minibatches`), unless something needs their log-probabilities earlier.
+        """
+        args, iteration = self.args, self.state["iteration"] + 1
+        without_step = iteration <= getattr(args, "critic_warmup", 0)
+        if not (args.reject_ratio or args.kl_in == "reward" or without_step):
+            for i in next(self._steps([bool(row.train_mask.any()) for row in rows], iteration), ()):
+                rows[i].unscored = True
+                rows[i].old_logprobs = np.where(rows[i].train_mask, np.float32(np.nan), np.float32(0))
+        scored = self._score([row for row in rows if not row.unscored], self.policy)
         for row in rows:
-            row.old_logprobs = scored[row.episode]
-        self.gap = sampler_gap(rows)  # over all, before any is rejected because of it
+            row.old_logprobs = scored.get(row.episode, row.old_logprobs)
+        if not any(row.unscored for row in rows):
+            self.gap = sampler_gap(rows)  # over all, before any is rejected because of it
 
     def score_reference(self, rows: Sequence[Trajectory]) -> None:
         """Fill `ref_logprobs` with the reference policy's log-probabilities of the trained tokens."""
@@ -244,14 +255,28 @@ class Run:
     def minibatches(self, rows: Sequence[Trajectory], iteration: int) -> Iterator[list[Trajectory]]:
         """Yield, for every optimizer step of an iteration, the trajectories that this process trains on.
 
-        A step without a token to train on is skipped: Adam would move the weights by its momentum.
+        After the first step, its `unscored` rows have the log-probabilities that it computed.
         """
         trained = distributed.broadcast([bool(row.train_mask.any()) for row in rows])
+        for indices in self._steps(trained, iteration):
+            own = distributed.scatter([rows[i] for i in indices] if distributed.rank() == 0 else [])
+            yield own
+            if any(row.unscored for row in own):  # true in all processes or in none
+                computed = distributed.gather({row.episode: row.old_logprobs for row in own})
+                for row in rows:
+                    row.old_logprobs, row.unscored = computed.get(row.episode, row.old_logprobs), False
+                self.gap = sampler_gap(rows)
+
+    def _steps(self, trained: Sequence[bool], iteration: int) -> Iterator[np.ndarray]:
+        """Yield the indices of each optimizer step's rows. `trained` tells which rows have a token to train on.
+
+        A step without such a row is skipped: Adam would move the weights by its momentum.
+        """
         rng = np.random.default_rng([self.args.seed, Stream.ORDER, iteration])
         for _ in range(self.args.update_epochs):
             for indices in np.array_split(rng.permutation(len(trained)), self.args.num_minibatches):
                 if any(trained[i] for i in indices):
-                    yield distributed.scatter([rows[i] for i in indices] if distributed.rank() == 0 else [])
+                    yield indices
 
     def push_weights(self) -> None:
         """Give the trainer's current weights to the sampling engine."""

@@ -56,6 +56,7 @@ class Trajectory:
     versions: Array = field(init=False)  # int32: training iterations before the token was sampled
     logprobs: Array = field(init=False)  # the sampling policy's; 0 for tokens not sampled
     old_logprobs: Array = field(init=False)  # the ratio's denominator: the sampler's or the trainer's before the update
+    unscored: bool = False  # True: the first optimizer step of the iteration fills `old_logprobs`
     ref_logprobs: Array = field(init=False)  # the reference policy's, if there is a KL penalty
     rewards: Array = field(init=False)  # a turn's reward, on the turn's last sampled token
     values: Array = field(init=False)  # the critic's value of the state before the token
@@ -181,11 +182,20 @@ class Batch:
         return torch.where(self.sampled, (self.old - self.sampler).exp().clamp(max=cap), 1.0)
 
 
-def make_batch(rows: Sequence[Segment], device: Any) -> Batch:
-    """Gather the inputs of the losses for these rows."""
+def make_batch(rows: Sequence[Segment], device: Any, new: torch.Tensor | None = None) -> Batch:
+    """Gather the inputs of the losses for these rows.
+
+    `new` [N] are the policy's log-probabilities now. They also become the old ones of `unscored` rows, which are those
+    of the first optimizer step: its weights are still the ones before the update.
+    """
     of = [row.trajectory for row in rows]
     tokens = [row.start + np.flatnonzero(row.train_mask) for row in rows]
     states = [row.start + np.flatnonzero(row.value_mask) for row in rows]
+    if new is not None and any(row.unscored for row in of):
+        parts = np.split(new.detach().cpu().numpy(), np.cumsum([len(at) for at in tokens])[:-1])
+        for row, at, part in zip(of, tokens, parts, strict=True):
+            if row.unscored:
+                row.old_logprobs[at] = part
 
     def gather(arrays: list[Array], at: list[Array]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([x[i] for x, i in zip(arrays, at, strict=True)])).to(device)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpo_llm
@@ -139,6 +140,31 @@ def head_in_parts(folder, vocab_size):
     return [float((split - whole).norm() / whole.norm()) for split in each()]
 
 
+def first_step(folder, vocab_size):
+    """Log-probabilities that the first optimizer step fills in, and the gap, in two processes: how far they are from
+    those of one process that scores all rows. In the second batch that step has one row for two processes."""
+    args, cpu, found = grpo_llm.Args(microbatch_tokens=120, num_minibatches=2), torch.device("cpu"), []
+
+    def train(args, rows):
+        names = {name: None for name in Run.__dataclass_fields__} | {"args": args, "vocab_size": vocab_size}
+        run = Run(**names | {"policy": load_policy(folder, cpu), "device": cpu, "state": {"iteration": 0}})
+        run.score_policy(rows)
+        unscored = sum(row.unscored for row in rows)
+        for minibatch in run.minibatches(rows, 1):
+            grpo_llm.backward(minibatch, args, run)
+        return [np.concatenate([row.old_logprobs for row in rows] or [[]]), run.gap, unscored]
+
+    batches = [[23, 60, 31, 44, 17, 52, 38, 29], [300, 20]]
+    one = [train(replace(args, reject_ratio=9.0), made_up_rows(lengths, vocab_size)) for lengths in batches]
+    distributed.setup(cuda=False)
+    for lengths, (logprobs, gap, none) in zip(batches, one, strict=True):
+        ours = train(args, made_up_rows(lengths, vocab_size) if distributed.rank() == 0 else [])
+        if distributed.rank() == 0:
+            largest = max(np.abs(ours[0] - logprobs).max(), *(abs(ours[1][name] - gap[name]) for name in gap))
+            found.append((float(largest), none, ours[2]))
+    return found
+
+
 def worker(rank, port, task, *arguments):
     """What one of two processes does; the first one writes the answer."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -150,6 +176,8 @@ def worker(rank, port, task, *arguments):
         answer["differences"], answer["rows"] = compare_gradients(*arguments)
         answer["critic"] = step_of_a_critic_with_two_dtypes(arguments[0])
         answer["head in parts"] = head_in_parts(*arguments)
+    elif task == "first step":
+        answer = first_step(*arguments)
     elif task == "train":  # runs, one after the other; processes can join only once
         distributed.setup(cuda=False)
         distributed.setup, distributed.leave = lambda cuda: None, lambda: None
@@ -278,6 +306,13 @@ def test_gradients_do_not_depend_on_microbatches_and_processes(pair, policy_fold
     assert answer["rows"] == 4 * [4, 1, 1]  # rank 0's; the long row weighs as much as seven short ones
     assert answer["critic"] == pytest.approx([0.1, 3], rel=1e-3)  # the first step of Adam is the learning rate
     assert len(answer["head in parts"]) == 2 and max(answer["head in parts"]) < 1e-5
+
+
+def test_the_first_step_fills_in_log_probabilities_from_all_processes(pair, policy_folder, vocab_size):
+    pair("first step", policy_folder, vocab_size)()
+    (largest, *counts), (other_largest, *other_counts) = json.loads(Path("answer.json").read_text())
+    assert max(largest, other_largest) < 1e-5
+    assert (counts, other_counts) == ([0, 4], [0, 1])  # rows left unscored, in one process and in two
 
 
 def test_two_processes_train_as_one_and_resume_what_one_began(pair, monkeypatch):
