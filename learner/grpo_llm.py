@@ -7,7 +7,7 @@ is no critic. An episode is one growing row of tokens, which is never re-tokenis
     python learner/grpo_llm.py                                            # shipped policy, generated world, laptop CPU
     torchrun --nproc-per-node 4 learner/grpo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
     python learner/grpo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-3B-Instruct \\
-        --engine vllm --lora-rank 16 --gradient-checkpointing             # one GPU of 80 GB
+        --engine vllm --lora-rank 16                                      # one GPU of 80 GB
 """
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)

@@ -7,7 +7,7 @@ re-tokenised. A mask marks the sampled tokens; only those carry advantages and l
     python learner/ppo_llm.py                                             # shipped policy, generated world, laptop CPU
     torchrun --nproc-per-node 4 learner/ppo_llm.py --engine vllm-server --vllm-url http://localhost:8000 ...   # GPUs
     python learner/ppo_llm.py --env-id AgentR1/HotpotQA-v0 --model Qwen/Qwen2.5-0.5B-Instruct \\
-        --engine vllm --gradient-checkpointing                            # one GPU of 80 GB
+        --engine vllm                                                     # one GPU of 80 GB
 """
 
 import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing package in one line)
@@ -44,8 +44,9 @@ Array = np.ndarray
 @dataclass
 class Args(Common):
     exp_name: str = Path(__file__).stem
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass, the critic's too: less memory, more time"""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """recompute activations in the backward pass, the critic's too: less memory, more time. auto: on if the run does
+    not fit without"""
 
     # sampling
     total_episodes: int = 5_120
@@ -245,7 +246,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(self.backbone.config.hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        if args.gradient_checkpointing:
+        if args.gradient_checkpointing == "on":
             enable_gradient_checkpointing(self.backbone)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ from llm_utils.records.logger import open_writer, run_name
 from llm_utils.records.model_card import save_with_card
 from llm_utils.records.progress import Progress
 from llm_utils.recovery import checkpoint, disk, signals
-from llm_utils.setup import threads
+from llm_utils.setup import memory_flags, threads
 from llm_utils.setup.environments import env_kwargs, plain_errors, print_defaults
 from llm_utils.setup.loading import choose_dtype, load_policy
 from llm_utils.setup.model_checks import check_vocabulary
@@ -118,8 +118,8 @@ class Args:
     """dtype of the computations; optimizer steps are float32. auto: float32 on a CPU and from scratch, else bfloat16"""
     lora_rank: int = 0
     """train LoRA adapters of this rank instead of the weights (0: the weights); the saved model has them merged"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass: less memory, more time"""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """recompute activations in the backward pass: less memory, more time. auto: on if training does not fit without"""
     hidden_size: int = 128
     """width of a model from scratch"""
     num_layers: int = 3
@@ -134,8 +134,9 @@ class Args:
     """optimizer steps"""
     batch_size: int = 64
     """maximum demonstrations per step; all steps of a pass have equally many, or one less"""
-    microbatch_tokens: int = 4096
-    """tokens, with padding, in one forward and backward. Fewer need less memory; only rounding changes (in bf16)"""
+    microbatch_tokens: int | Literal["auto"] = "auto"
+    """tokens, with padding, in one forward and backward. Fewer need less memory; only rounding changes (in bf16). auto:
+    4096, and on a GPU the largest of 4096, 8192, 16384 and 32768 that fits"""
     learning_rate: float | None = None
     """peak learning rate: linear warm-up, cosine decay to a hundredth (None: 3e-3 for "scratch" and "tiny"; 2e-5 for
     other models, 1e-4 with --lora-rank)"""
@@ -316,6 +317,7 @@ if __name__ == "__main__":
         raise SystemExit(f"a row has {longest} tokens, the model only {positions} positions; lower max_context_tokens")
     length, actions = (np.mean(x) for x in ([len(r.tokens) for r in rows], [r.action_mask.sum() for r in rows]))
     print(f"{len(rows)} rows, {length:.0f} tokens each, {actions:.0f} of them actions")
+    budget = memory_flags.choose_for_rows(args, policy, source, longest, vocab_size)
 
     # files and logs
     run: dict[str, Any] = {"iteration": 0, "train_seconds": 0.0}  # an iteration is a step
@@ -339,7 +341,7 @@ if __name__ == "__main__":
     def evaluate() -> None:
         """Measure the loss on held-out expert demonstrations."""
         if heldout:
-            loss = token_loss(policy, heldout, args.microbatch_tokens, vocab_size)
+            loss = token_loss(policy, heldout, budget, vocab_size)
             writer.add_scalar("eval/expert_token_loss", loss, run["iteration"])
             progress.unpause()
             progress.write(f"step {run['iteration']}: expert-token loss {loss:.4f}, {run['train_seconds']:.0f} s")
@@ -360,7 +362,7 @@ if __name__ == "__main__":
             started = time.time()
             threads.follow()
             optimizer.scale_learning_rates(schedule(step, args))
-            loss = token_loss(policy, batch, args.microbatch_tokens, vocab_size, backward=True)
+            loss = token_loss(policy, batch, budget, vocab_size, backward=True)
             with signals.held():  # before and after, the weights are those of a boundary
                 saver.begin_update()
                 norm = optimizer.step(args.max_grad_norm)[0]

@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 RUNS = Path("runs")  # the learners write here too
 FITTED = ("env_kwargs", "chat_template")  # arguments that a run adapts to its model
+CHOSEN = ("gradient_checkpointing", "microbatch_tokens")  # arguments that a run adapts to its machine, if they are auto
 
 
 @dataclass(eq=False)
@@ -114,6 +115,7 @@ def find(job: Job) -> tuple[Path | None, bool]:
 
     def same(args: dict[str, Any], report: dict[str, Any]) -> bool:
         run = comparable(job.defaults | current_names(args))
+        run |= {name: "auto" for name in CHOSEN if job.args.get(name) == "auto"}
         as_given = run | {name: job.args[name] for name in FITTED if name in job.args}
         if as_given != job.args or report.get("model_files", files) != files:
             return False

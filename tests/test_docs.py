@@ -7,6 +7,7 @@ code prints. A block that needs data or a model has the line `<!-- no-run -->` b
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -267,7 +268,8 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
     """On cards of 80 GB, as the preflight computes them from the shapes of the models."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "examples")  # an environment of one's own
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    preflight = importlib.import_module("llm_utils.setup.preflight")
+    preflight = importlib.import_module("llm_utils.setup.preflight").preflight
+    memory_flags = importlib.import_module("llm_utils.setup.memory_flags")
     lines = (ROOT / "benchmarks" / "performance" / "preflight.py").read_text()
     tree = next(n for n in ast.parse(lines).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SIZES")
     sizes, checked = ast.literal_eval(tree.value), set()
@@ -277,7 +279,7 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
             if size is None or script.stem in ("evaluate_llm", "sft_llm"):
                 continue
             args = read_args(script, words)
-            case = script.stem, size[1], processes, args.lora_rank, args.gradient_checkpointing, args.env_kwargs
+            case = script.stem, size[1], processes, args.lora_rank, args.env_kwargs
             if case in checked:
                 continue
             layers, hidden, inner, heads, keys, vocabulary, tied = sizes[size[1]]
@@ -285,11 +287,13 @@ def test_commands_that_train_models_of_real_size_fit(monkeypatch):
                 num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
                 num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
             )  # fmt: skip
-            preflight.preflight(
-                args, config, torch.device("cuda"), critic=script.stem == "ppo_llm", reference=args.kl_coef > 0,
-                longest_row=json.loads(args.env_kwargs).get("max_context_tokens", 32_768), world_size=processes,
-                memory_gb=80,
+            longest, cuda = json.loads(args.env_kwargs).get("max_context_tokens", 32_768), torch.device("cuda")
+            estimate = functools.partial(
+                preflight, config_or_source=config, device=cuda, critic=script.stem == "ppo_llm",
+                reference=args.kl_coef > 0, longest_row=longest, world_size=processes, memory_gb=80,
             )  # fmt: skip
+            report, _ = memory_flags.choose(args, cuda, longest, estimate)
+            report.refuse()
             checked.add(case)
     assert len(checked) > 5
 

@@ -37,7 +37,8 @@ LEARNERS = {  # name -> flags; the world of its policy comes after the colon
     "ppo_llm": PPO,
     "ppo_llm turns:ArithmeticWorld": f"{PPO} {OTHER} --kl-in reward --advantage turns --gae-lambda 0.9 --gamma 0.98 "
     "--truncation bootstrap --adv-norm turn --target-kl 0.5 --reject-ratio 4",
-    "ppo_llm bilevel": f"{PPO} {LORA} --advantage bilevel --gamma-turn 0.95 --critic-warmup 0 --gradient-checkpointing",
+    "ppo_llm bilevel": f"{PPO} {LORA} --advantage bilevel --gamma-turn 0.95 --critic-warmup 0 "
+    "--gradient-checkpointing on",
     "grpo_llm": f"{RUN} --group-size 4",
     "grpo_llm turn:ArithmeticWorld": f"{RUN} {OTHER} --group-size 4 --dynamic-sampling 1 --ratio turn "
     "--loss-aggregation sequence --credit episode --kl-estimator k2",
@@ -50,7 +51,7 @@ LEARNERS = {  # name -> flags; the world of its policy comes after the colon
     "reinforce_pp_llm baseline:ArithmeticWorld": f"{RUN} {OTHER} --baseline --group-size 4 --credit episode",
     "reinforce_pp_llm lora": f"{RUN} {LORA} --adv-norm batch --horizon-schedule 2,4 --horizon-every 2",
     "sft_llm": SFT.replace("{model}", "scratch") + " --hidden-size 32 --num-layers 2 --intermediate-size 64",
-    "sft_llm lora": f"{SFT} --lora-rank 4 --rag-share 0.2 --only-successes --gradient-checkpointing",
+    "sft_llm lora": f"{SFT} --lora-rank 4 --rag-share 0.2 --only-successes --gradient-checkpointing on",
     "evaluate_llm": EVALUATE,
     "evaluate_llm naive_rag": f"{EVALUATE} --mode naive_rag",
     "evaluate_llm samples:ArithmeticWorld": f"{EVALUATE} --samples 2 --temperature 1 --top-p 0.95",

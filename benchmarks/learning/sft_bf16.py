@@ -37,7 +37,7 @@ def measure(
 ) -> dict[str, float]:
     """Train in one way; the loss before and after."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    args = sft_llm.Args(num_steps=options.num_steps, warmup_steps=options.num_steps // 10)
+    args = sft_llm.Args(num_steps=options.num_steps, warmup_steps=options.num_steps // 10, microbatch_tokens=4096)
     rate, betas, decay = options.learning_rate, (0.9, 0.98), args.weight_decay
     policy = load_policy(source, device).to(choose_dtype(ARMS[arm], device))
     optimizer: torch.optim.AdamW | Float32AdamW  # one alone: the second takes the gradients away from the weights

@@ -3,7 +3,7 @@
     python benchmarks/performance/gpu.py  # models of two shapes with random weights, about a minute
     python benchmarks/performance/gpu.py --device cpu --models tiny --tokens 512  # without a GPU: nothing is recorded
 
-Trainer: forward, backward and AdamW's step on `--tokens` with --gradient-checkpointing, as learners do them
+Trainer: forward, backward and AdamW's step on `--tokens` with --gradient-checkpointing on, as learners do them
 (llm_utils/training). Model FLOPs are 6 for each weight and token (4 for a frozen weight; the
 head's where a token is sampled), those of attention added; their share is of what a large product of bf16 matrices
 reached on the same GPU, minutes before. Predicted memory is that of preflight.py. Sampler: every row writes
@@ -91,7 +91,7 @@ def limits(device: torch.device) -> dict[str, float]:
 def load(folder: str, rank: int, device: torch.device, tokens: int = 1) -> tuple[Any, SimpleNamespace]:
     """A policy with so many ranks of adapters (0: none), and arguments of a run that trains so many tokens at once."""
     args = SimpleNamespace(
-        lora_rank=rank, gradient_checkpointing=True, dtype="bfloat16", engine="transformers", num_envs=1,
+        lora_rank=rank, gradient_checkpointing="on", dtype="bfloat16", engine="transformers", num_envs=1,
         microbatch_tokens=tokens, preflight=False,
     )  # fmt: skip
     return loading.load_policy(folder, device, args, dtype=torch.bfloat16), args

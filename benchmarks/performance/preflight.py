@@ -1,7 +1,7 @@
 """Is the preflight right? What it predicts for a model of 135M parameters on a CPU, and what processes really take.
 
     python benchmarks/performance/preflight.py          # six cases, a minute or two each on one core
-    python benchmarks/performance/preflight.py --sizes  # what larger models need on cards of 80 GB
+    python benchmarks/performance/preflight.py --sizes  # what larger models need on cards of 80 GB; what auto is there
     python benchmarks/performance/preflight.py --sizes 1.5B 3B --memory-gb 24 --longest-row 2048
 
 Each case runs in a process of its own: a model of SmolLM2-135M's shape with random weights, a rollout that fills the
@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,14 +34,14 @@ SHAPE = {
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "GRPO": {},
-    "GRPO, --gradient-checkpointing": {"gradient_checkpointing": True},
+    "GRPO, --gradient-checkpointing on": {"gradient_checkpointing": "on"},
     "GRPO, --kl-coef 0.01": {"reference": True},
     "GRPO, --lora-rank 16": {"lora_rank": 16},
     "PPO": {"critic": True},
     "PPO, --microbatch-tokens 256": {"critic": True, "microbatch_tokens": 256},
 }
 COMMON = {
-    "lora_rank": 0, "gradient_checkpointing": False, "dtype": "float32", "engine": "transformers", "num_envs": 8,
+    "lora_rank": 0, "gradient_checkpointing": "off", "dtype": "float32", "engine": "transformers", "num_envs": 8,
     "microbatch_tokens": 1024, "longest_row": 256, "critic": False, "reference": False, "preflight": False,
     "updates": 2,
 }  # fmt: skip
@@ -55,39 +56,79 @@ SIZES = {  # of Qwen2.5: layers, hidden size, MLP's size, heads, keys' heads, vo
 }
 
 
-def sizes(names: list[str], memory_gb: float = 80, longest_row: int = 8192) -> str:
-    """A table of these models: the peak of a run with vLLM in its process, and the fewest training GPUs with servers
-    elsewhere."""
-    import torch
+KINDS = {"GRPO": (False, 0), "GRPO, LoRA": (False, 16), "PPO": (True, 0), "PPO, LoRA": (True, 16)}
+
+
+def kinds() -> dict[str, tuple[bool, int]]:
+    """Return the columns of a table: whether there is a critic, and the rank of the adapters."""
+    return {kind: shape for kind, shape in KINDS.items() if not shape[1] or find_spec("peft")}  # it knows adapters
+
+
+def config_of(name: str) -> Any:
     from transformers import Qwen2Config
+
+    layers, hidden, inner, heads, keys, vocabulary, tied = SIZES[name]
+    return Qwen2Config(
+        num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
+        num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def estimator(name: str, critic: bool, memory_gb: float, longest_row: int, world_size: int = 1) -> Any:
+    """Return the function from a run's arguments to the preflight's report, on GPUs."""
+    import torch
 
     from llm_utils.setup.preflight import preflight
 
-    kinds = {"GRPO": (False, 0), "GRPO, LoRA": (False, 16), "PPO": (True, 0), "PPO, LoRA": (True, 16)}
-    if find_spec("peft") is None:  # it is what knows the adapters' sizes
-        kinds = {kind: shape for kind, shape in kinds.items() if not shape[1]}
+    return partial(
+        preflight, config_or_source=config_of(name), device=torch.device("cuda"), critic=critic, reference=False,
+        longest_row=longest_row, world_size=world_size, memory_gb=memory_gb,
+    )  # fmt: skip
+
+
+def sizes(names: list[str], memory_gb: float = 80, longest_row: int = 8192) -> str:
+    """A table of these models: the peak of a run with vLLM in its process, and the fewest training GPUs with servers
+    elsewhere."""
+    columns = kinds()
+    if len(columns) < len(KINDS):
         print("without LoRA, whose columns need peft: pip install 'agent-r1[lora]'", file=sys.stderr)
-    lines = [f"| | {' | '.join(kinds)} |", "|---|" + "---|" * len(kinds)]
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
     for name in names:
-        layers, hidden, inner, heads, keys, vocabulary, tied = SIZES[name]
-        config = Qwen2Config(
-            num_hidden_layers=layers, hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads,
-            num_key_value_heads=keys, vocab_size=vocabulary, tie_word_embeddings=tied,
-        )  # fmt: skip
         cells = []
-        for critic, rank in kinds.values():
-            case = {**COMMON, "lora_rank": rank, "gradient_checkpointing": True, "dtype": "auto", "num_envs": 128}
+        for critic, rank in columns.values():
+            case = {**COMMON, "lora_rank": rank, "gradient_checkpointing": "on", "dtype": "auto", "num_envs": 128}
             case |= {"microbatch_tokens": 4096}
 
-            def estimate(engine: str, world_size: int, case=case, config=config, critic=critic) -> Any:
-                return preflight(
-                    SimpleNamespace(**{**case, "engine": engine}), config, torch.device("cuda"), critic=critic,
-                    reference=False, longest_row=longest_row, world_size=world_size, memory_gb=memory_gb,
-                )  # fmt: skip
+            def estimate(engine: str, world_size: int, case=case, name=name, critic=critic) -> Any:
+                args = SimpleNamespace(**{**case, "engine": engine})
+                return estimator(name, critic, memory_gb, longest_row, world_size)(args)
 
             alone = estimate("vllm", 1)
             fewest = next((n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if estimate("vllm-server", n).fits), 0)
             cells.append(f"{alone.peak / 1e9:.0f} GB{'' if alone.fits else ', refused'}; {fewest or '> 32'}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def choices(names: list[str], memory_gb: float = 80, longest_row: int = 8192) -> str:
+    """A table of what `auto` chooses on one GPU with vLLM in the process: --gradient-checkpointing and
+    --microbatch-tokens."""
+    import torch
+
+    from llm_utils.setup import memory_flags
+
+    columns = kinds()
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for name in names:
+        cells = []
+        for critic, rank in columns.values():
+            case = {**COMMON, "lora_rank": rank, "dtype": "auto", "num_envs": 128, "engine": "vllm"}
+            args = SimpleNamespace(**case | dict.fromkeys(memory_flags.FLAGS, "auto"))
+            values = memory_flags.candidates(args, torch.device("cuda"), longest_row)
+            estimate = estimator(name, critic, memory_gb, longest_row)
+            reports = (estimate(SimpleNamespace(**vars(args) | one)) for one in values)
+            fitting = (one for one, report in zip(values, reports, strict=True) if report.fits)
+            cells.append(", ".join(map(str, next(fitting, {"": "refused"}).values())))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -179,7 +220,8 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=from_1, default=SHAPE["num_hidden_layers"], help="layers of the model")
     options = parser.parse_args()
     if options.sizes is not None:
-        print(sizes(options.sizes or list(SIZES), options.memory_gb, options.longest_row))
+        shown = options.sizes or list(SIZES), options.memory_gb, options.longest_row
+        print(sizes(*shown), choices(*shown), sep="\n\n")
         sys.exit()
     if options.child:
         print(json.dumps(run(json.loads(options.child))))

@@ -142,11 +142,11 @@ class Common:
     """the same weights to the bit in every run: deterministic kernels, tool results in the order of the calls"""
     compile: bool = False
     """compile the layers for training, on a GPU: faster updates, but the first ones take minutes"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass: less memory, more time"""
-    microbatch_tokens: int = 4096
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """recompute activations in the backward pass: less memory, more time. auto: on if the run does not fit without"""
+    microbatch_tokens: int | Literal["auto"] = "auto"
     """tokens, with padding, in one forward and backward. Fewer need less memory; the gradient is the same (except for
-    rounding, in bf16)"""
+    rounding, in bf16). auto: 4096, and on a GPU the largest of 4096, 8192, 16384 and 32768 that fits"""
     preflight: bool = True
     """compute the memory that the run needs, and stop before the start if it does not fit"""
 
@@ -217,7 +217,7 @@ def check_each(args: Any) -> None:
         if value in ("", []) and defaults[name] != value:
             raise SystemExit(f"{flag(name)} is empty: give a value, or leave the flag out")
     for name, minimum in (MINIMUM | dict.fromkeys(TRAINED_BY, 0)).items():
-        if not given.get(name, minimum) >= minimum:  # also true for NaN
+        if given.get(name) != "auto" and not given.get(name, minimum) >= minimum:  # also true for NaN
             raise SystemExit(f"{flag(name)} must be at least {minimum}")
     for name, remark in ABOVE_0.items():
         if not 0 < given.get(name, 1) < math.inf:
@@ -376,6 +376,12 @@ def same_but_context(given: str, of_run: str) -> bool:
     return isinstance(run_kwargs, dict) and {n: v for n, v in run_kwargs.items() if n != "max_context_tokens"} == kwargs
 
 
+def in_this_version(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded arguments with the values of this version: --gradient-checkpointing was a switch."""
+    was = saved.get("gradient_checkpointing")
+    return {**saved, "gradient_checkpointing": "on" if was else "off"} if isinstance(was, bool) else dict(saved)
+
+
 def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
     """Return the arguments of the run that `args.resume` names; `saved` comes from its `file`.
 
@@ -383,15 +389,16 @@ def resumed(args: ArgsT, saved: Mapping[str, Any], file: str) -> ArgsT:
     change the result at most by rounding (MAY_CHANGE); changes are printed. Raise SystemExit for other changes, for a
     value of another type, and for names of code that are not repeated (`check_names`).
     """
-    values = {name: value for name, value in saved.items() if hasattr(args, name)}
+    values = {name: value for name, value in in_this_version(saved).items() if hasattr(args, name)}
     words = {word.split("=")[0].replace("_", "-").replace("--no-", "--") for word in sys.argv[1:]}
     changed, run_dir, unrepeated = [], vars(args)["resume"], {}
     for name, default in defaults_of(type(args)).items():
         value, run_value = getattr(args, name), values.get(name, default)
         same_type = type(run_value) is type(default) or {type(run_value), type(default)} == {int, float}
-        is_all = (name, run_value) == ("log_trajectories", "all")
+        is_word = (name, run_value) == ("log_trajectories", "all")
+        is_number = name == "microbatch_tokens" and type(run_value) is int
         is_list = isinstance(run_value, list) and all(type(one) is str for one in run_value) and name in ONE_OR_EACH
-        if not (same_type or default is MISSING or None in (run_value, default) or is_all or is_list):
+        if not (same_type or default is MISSING or None in (run_value, default) or is_word or is_number or is_list):
             raise SystemExit(f"--resume {run_dir}: {file} is damaged: its {flag(name)} is {run_value!r}")
         not_given = flag(name) not in words if "--resume" in words else value == default  # made by a program
         if name in ("env_id", "env_kwargs") and not_given:

@@ -132,6 +132,8 @@ def _converted(value: Any, hint: Any) -> Any:
     for kind in _kinds(hint):
         if get_origin(kind) is Literal and any((type(value), value) == (type(one), one) for one in get_args(kind)):
             return value
+        if get_origin(kind) is Literal and type(value) is bool and {"on", "off"} <= {*get_args(kind)}:
+            return "on" if value else "off"  # YAML reads these words as truth values
         if get_origin(kind) is list and isinstance(value, list):
             return [_converted(one, get_args(kind)[0]) for one in value]
         if type(value) is kind:

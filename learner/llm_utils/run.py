@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from llm_utils.recovery import checkpoint
 from llm_utils.sampling.engine import Engine
 from llm_utils.sampling.make_engine import make_engine
 from llm_utils.sampling.rollout import Sampler, Tasks, all_tasks, check_playable, first_tasks, most_turns, rollout
-from llm_utils.setup import threads
+from llm_utils.setup import memory_flags, threads
 from llm_utils.setup.curriculum import check_reach, horizon, stages
 from llm_utils.setup.environments import evaluation_split, ids_of, one_each, print_defaults
 from llm_utils.setup.loading import choose_dtype, load_policy, read_config
@@ -384,12 +385,16 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         check_layers(config)
     if rank == 0 and (cost := unshared_prompts(config, getattr(args, "group_size", 1))):
         print(cost, file=sys.stderr)
-    report = None
     if args.preflight:
-        report = preflight(
-            args, config, device, critic=make_critic is not None, reference=with_reference, longest_row=longest,
-            world_size=world_size,
+        estimate = partial(
+            preflight, config_or_source=config, device=device, critic=make_critic is not None,
+            reference=with_reference, longest_row=longest, world_size=world_size,
+            memory_gb=memory_flags.least_memory_gb(device),
         )  # fmt: skip
+        report, smaller = memory_flags.choose(args, device, longest, estimate)
+        report.refuse()
+    else:
+        memory_flags.use_without_preflight(args)
     engine = None
     if rank == 0 and args.engine == "vllm-server":  # a server that does not answer is found before a weight is read
         engine = make_engine(args, source, vocab_size, None, tokenizer_of(args), longest)
@@ -397,10 +402,13 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
     check_vocabulary(policy, vocab_size)
-    if report is not None and device.type == "cuda":  # measured instead of estimated, as it is quick
+    if args.preflight and device.type == "cuda":  # measured instead of estimated, as it is quick
         bonus = getattr(args, "ent_coef", 0.0) != 0
-        measured_bytes = measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature, bonus)
-        report.measured(measured_bytes).refuse()
+
+        def measured() -> int:
+            return measure(policy, args.microbatch_tokens, longest, vocab_size, args.temperature, bonus)
+
+        memory_flags.check(args, policy, report, smaller, measured).refuse()
     critic = distributed.shard(make_critic(source, args, dtype).eval(), device) if make_critic is not None else None
     if critic is not None and args.compile:
         compile_training(critic.backbone)

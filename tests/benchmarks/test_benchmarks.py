@@ -329,8 +329,11 @@ def test_a_file_that_is_missing_is_named_before_anything_else(command, why, clon
 def test_sizes_need_no_peft_but_for_its_columns(monkeypatch, capsys):
     pytest.importorskip("transformers")
     monkeypatch.setitem(sys.modules, "peft", None)  # Python's own way to say: not there
-    table = importlib.import_module("preflight").sizes(["0.5B"])
-    assert table.splitlines()[0] == "| | GRPO | PPO |" and table.splitlines()[2].startswith("| 0.5B | ")
+    preflight = importlib.import_module("preflight")
+    for table in (preflight.sizes(["0.5B"]), preflight.choices(["0.5B"])):
+        assert table.splitlines()[0] == "| | GRPO | PPO |" and table.splitlines()[2].startswith("| 0.5B | ")
+    assert table.splitlines()[2] == "| 0.5B | off, 32768 | off, 32768 |"
+    assert preflight.choices(["3B"], 10).splitlines()[2] == "| 3B | refused | refused |"
     assert "agent-r1[lora]" in capsys.readouterr().err
 
 

@@ -183,7 +183,7 @@ def compiled_layers(folder, vocab_size, backend):
 
     whole = gradient(**kwargs, whole=True)
     loading.compile_training = partial(compile_training, backend=backend)
-    args = [SimpleNamespace(lora_rank=0, gradient_checkpointing=on) for on in (False, True)]
+    args = [SimpleNamespace(lora_rank=0, gradient_checkpointing=on) for on in ("off", "on")]
     return [float((gradient(**kwargs, args=a) - whole).norm() / whole.norm()) for a in args]
 
 

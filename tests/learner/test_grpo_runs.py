@@ -103,7 +103,7 @@ def test_a_run_leaves_what_is_promised(learn):
         ["--ratio", "turn", "--old-logprobs", "trainer", "--gamma", 0.9, "--top-p", 0.9, "--update-epochs", 2],
         ["--no-loss-mask", "--no-advantage-mask", "--no-anneal-lr", "--microbatch-tokens", 256],
         ["--kl-coef", 0.1, "--kl-estimator", "k2", "--lora-rank", 2, "--max-grad-norm", 0.5],
-        ["--gradient-checkpointing", "--max-staleness", 2],
+        ["--gradient-checkpointing", "on", "--max-staleness", 2],
     ],
     ids=lambda options: options[0],
 )

@@ -12,7 +12,7 @@ from llm_utils.sampling.rollout import rollout
 from llm_utils.sampling.transformers_engine import TransformersEngine
 from llm_utils.training.forward import microbatches, score
 
-ARGS = ppo_llm.Args(ent_coef=0.01, kl_coef=0.1)
+ARGS = ppo_llm.Args(ent_coef=0.01, kl_coef=0.1, microbatch_tokens=4096)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_one_turn_trains_as_the_single_turn_loss(small_model, as_run, monkeypatc
     rewards = [row.turns[0].reward for row in rows]
     assert all(len(set(rewards[i : i + SIZE])) > 1 for i in range(0, len(rows), SIZE))
 
-    args = grpo_llm.Args(group_size=SIZE, credit="episode", loss_aggregation="sequence")
+    args = grpo_llm.Args(group_size=SIZE, credit="episode", loss_aggregation="sequence", microbatch_tokens=4096)
     grpo_llm.compute_advantages(make_groups(rows, args.group_size, args.gamma), args)
     grpo_llm.backward(rows, args, as_run(args, policy, size=vocab_size))
     ours = torch.cat([p.grad.flatten() for p in policy.parameters()]).clone()

@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_weights(learn, policy_folder):
         ["--advantage", "bilevel", "--old-logprobs", "trainer", "--temperature", "0.7", "--ent-coef", "0.01"],
         ["--no-loss-mask", "--no-advantage-mask"],
         ["--kl-coef", "0.1", "--kl-in", "reward", "--update-epochs", "2", "--target-kl", "0.01", "--top-p", "0.9"],
-        ["--lora-rank", "2", "--gradient-checkpointing", "--kl-coef", "0.1", "--kl-estimator", "k2"],
+        ["--lora-rank", "2", "--gradient-checkpointing", "on", "--kl-coef", "0.1", "--kl-estimator", "k2"],
         ["--max-staleness", "1", "--no-anneal-lr"],
     ],
     ids=lambda options: options[0],

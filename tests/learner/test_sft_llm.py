@@ -497,7 +497,7 @@ def test_killed_and_resumed_the_weights_are_the_same_to_the_bit(learn, flags, tm
 @pytest.mark.parametrize(
     "options",
     [
-        ["--lora-rank", 2, "--gradient-checkpointing"],
+        ["--lora-rank", 2, "--gradient-checkpointing", "on"],
         ["--dtype", "bfloat16"],
         pytest.param(
             ["--model", "scratch", "--num-demonstrations", 24, "--eval-demonstrations", 4, "--num-workers", 0,

@@ -186,6 +186,19 @@ def test_a_run_with_an_argument_that_is_dropped_is_the_same_run(tmp_path, monkey
         assert sweep.find(job) == found
 
 
+def test_a_run_whose_machine_chose_is_the_run_that_left_it_open(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script, path = str(LEARNER / "ppo_llm.py"), Path("runs") / "one" / "summary.json"
+    path.parent.mkdir(parents=True)
+    job = sweep.make_job(["python", script])
+    given = sweep.make_job(["python", script, "--gradient-checkpointing", "on", "--microbatch-tokens", "512"])
+    for checkpointing, tokens, same in (("off", 4096, False), ("on", 512, True), (True, 512, True)):  # once a switch
+        args = {**job.args, "gradient_checkpointing": checkpointing, "microbatch_tokens": tokens}
+        path.write_text(json.dumps({"finished": True, "args": args}))
+        assert sweep.find(job) == (path.parent, True)
+        assert sweep.find(given) == ((path.parent, True) if same else (None, False))
+
+
 def test_an_evaluation_of_a_run_is_named_by_what_it_plays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_dir = Path("runs") / "one"

@@ -44,7 +44,7 @@ def load_args(args: ArgsT) -> ArgsT:
 
 def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return recorded arguments with the names of this version: --samples was --profile, 0 for one sample."""
-    values = dict(saved)
+    values = arguments.in_this_version(saved)
     return {"samples": values.pop("profile") or 1, **values} if "profile" in values else values
 
 

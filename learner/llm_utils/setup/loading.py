@@ -118,8 +118,8 @@ def load_policy(
 ) -> Any:  # fmt: skip
     """Load a causal language model for sampling and training, without dropout.
 
-    With `args.lora_rank` only adapters are trained. With `args.gradient_checkpointing` activations are recomputed in
-    the backward pass. `resumed` is the policy in a checkpoint: weights, or adapters. Raise SystemExit if they do not
+    With `args.lora_rank` only adapters are trained. With `args.gradient_checkpointing` "on" activations are recomputed
+    in the backward pass. `resumed` is the policy in a checkpoint: weights, or adapters. Raise SystemExit if they do not
     belong to the model in `source`. The model is sharded over the processes unless `whole` is true. `dtype` None is
     what `choose_dtype` calls auto. With `float32_head` logits are computed in float32. With `compiled` training passes
     are compiled, unless `whole` is true.
@@ -150,7 +150,7 @@ def load_policy(
     use_configured_time_steps(model)
     if float32_head:
         use_float32_head(model)
-    if args is not None and args.gradient_checkpointing:
+    if args is not None and args.gradient_checkpointing == "on":
         enable_gradient_checkpointing(model)
     if whole:
         return model.eval().to(device)

@@ -35,6 +35,7 @@ TYPICAL_ROW = 4096  # tokens; few of the rows that grow in parallel fill a longe
 ROOM_TO_GROW = 1.27  # factor of the cache: a store has an eighth more rows and columns than needed
 ROOM_OF_STATES = 2.13  # factor of the states: a store has an eighth more rows, and rows that wait are copied
 ROOM_OF_SMALL = 1.69  # factor of a small cache: it has half as many columns more
+CHECKPOINTING = "--gradient-checkpointing on"
 CONTEXT = "--env-kwargs '{\"max_context_tokens\": ...}'"
 # On a CPU, freed blocks between others stay with the process: a share of the activations, and three layers.
 # Adapters leave more such blocks. Fitted to benchmarks/performance/preflight.py.
@@ -202,10 +203,11 @@ def preflight(
     tokens = max(args.microbatch_tokens, longest_row)
     shorter = CONTEXT if longest_row > args.microbatch_tokens else "--microbatch-tokens"
     saved, layer = activations(model, max(1, tokens // longest_row), longest_row)
-    if args.gradient_checkpointing:
+    checkpointing = args.gradient_checkpointing == "on"
+    if checkpointing:
         inputs = tokens * config.get_text_config().hidden_size * dtype.itemsize
         saved = config.get_text_config().num_hidden_layers * inputs + layer
-    again = () if args.gradient_checkpointing else ("--gradient-checkpointing",)
+    again = () if checkpointing else (CHECKPOINTING,)
     add("activations", saved + layer, UPDATE, *again, shorter)
     if on_cpu:
         gaps = MALLOC_GAPS_LORA if args.lora_rank else MALLOC_GAPS

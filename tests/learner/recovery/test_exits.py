@@ -219,9 +219,9 @@ def test_what_a_lack_of_memory_asks_for_can_be_changed_on_resume(learn, monkeypa
     with pytest.raises(torch.OutOfMemoryError):
         learn("grpo_llm", "--resume", run_dir)
     capfd.readouterr()
-    flags = ["--microbatch-tokens", 1, "--num-envs", 4, "--gradient-checkpointing", "--checkpoint-every", 0]
+    flags = ["--microbatch-tokens", 1, "--num-envs", 4, "--gradient-checkpointing", "on", "--checkpoint-every", 0]
     learn("grpo_llm", "--resume", run_dir, *flags)
-    words = "--num-envs 4 (was 8), --gradient-checkpointing True (was False), --microbatch-tokens 1 (was 4096)"
+    words = "--num-envs 4 (was 8), --gradient-checkpointing on (was off), --microbatch-tokens 1 (was 4096)"
     printed = capfd.readouterr().err
     assert "resuming with --checkpoint-every 0 (was 10), " in printed and words in printed
     summary = json.loads((run_dir / "summary.json").read_text())

@@ -48,8 +48,11 @@ def test_killed_twice_and_resumed_the_weights_are_the_same_to_the_bit(learn, tmp
     ("script", "options"),
     [
         ("grpo_llm", ["--lora-rank", 2, "--kl-coef", 0.1]),  # the reference is the policy at the start of the run
-        pytest.param("grpo_llm", ["--old-logprobs", "trainer", "--dynamic-sampling", 1, "--gradient-checkpointing"],
-                     marks=pytest.mark.slow),
+        pytest.param(
+            "grpo_llm",
+            ["--old-logprobs", "trainer", "--dynamic-sampling", 1, "--gradient-checkpointing", "on"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param("ppo_llm", ["--lora-rank", 2, "--update-epochs", 2], marks=pytest.mark.slow),
         pytest.param("ppo_llm", ["--kl-coef", 0.1, "--kl-in", "reward"], marks=pytest.mark.slow),
     ],

@@ -21,7 +21,7 @@ EPISODES = [(i, 7 * i) for i in range(8)]
 
 
 class Args:
-    engine, lora_rank, gradient_checkpointing = "transformers", 4, False
+    engine, lora_rank, gradient_checkpointing = "transformers", 4, "off"
 
 
 @pytest.fixture

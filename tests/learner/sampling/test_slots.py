@@ -201,7 +201,7 @@ def test_gradient_checkpointing_does_not_make_a_slot_forget(policy_folder, vocab
 
     from llm_utils.setup import loading
 
-    args = SimpleNamespace(lora_rank=0, gradient_checkpointing=True)
+    args = SimpleNamespace(lora_rank=0, gradient_checkpointing="on")
     model = loading.load_policy(policy_folder, torch.device("cpu"), args)
     assert model.is_activation_checkpointing
     tokens = np.random.default_rng(0).integers(vocab_size, size=12)

@@ -275,7 +275,7 @@ def test_no_tree_of_rows_is_made(name):
 
 FLAGS = ["--tokenizer", "byte", "--num-envs", 4, "--env-kwargs", '{"max_turns": 2, "max_action_tokens": 6}']
 FLAGS += ["--episodes-per-iteration", 8, "--group-size", 4, "--total-episodes", 8, "--num-minibatches", 1]
-FLAGS += ["--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1, "--gradient-checkpointing"]
+FLAGS += ["--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1, "--gradient-checkpointing", "on"]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])

@@ -308,7 +308,7 @@ def test_training_with_gradient_checkpointing_draws_nothing(name):
 @pytest.mark.parametrize("name", ["opt", "xglm", "bloom", "falcon", "falcon alibi", "mpt", "gpt_bigcode", "gpt_neo"])
 def test_the_preflight_knows_every_family_by_its_shape(name):
     config = family(name)
-    args = {"lora_rank": 0, "gradient_checkpointing": False, "engine": "vllm-server", "microbatch_tokens": 256}
+    args = {"lora_rank": 0, "gradient_checkpointing": "off", "engine": "vllm-server", "microbatch_tokens": 256}
     args = SimpleNamespace(**args, num_envs=8, dtype="float32", preflight=True)
     report = preflight.preflight(
         args, config, CPU, critic=False, reference=False, longest_row=64, world_size=1, memory_gb=80

@@ -15,7 +15,7 @@ from llm_utils.training import forward, optimizer
 CPU = torch.device("cpu")
 
 
-def load(folder, lora_rank=0, gradient_checkpointing=False, **kwargs):
+def load(folder, lora_rank=0, gradient_checkpointing="off", **kwargs):
     args = SimpleNamespace(lora_rank=lora_rank, gradient_checkpointing=gradient_checkpointing)
     return loading.load_policy(folder, CPU, args, **kwargs)
 
@@ -125,7 +125,7 @@ def test_gradient_checkpointing_changes_no_gradient(policy_folder, made_up_rows,
     if lora_rank:
         pytest.importorskip("peft")
     rows, results, calls = made_up_rows(), [], []
-    for checkpointing in (False, True):
+    for checkpointing in ("off", "on"):
         torch.manual_seed(0)
         model = load(policy_folder, lora_rank, checkpointing)
         layer = model.get_submodule("base_model.model.model.layers.1" if lora_rank else "model.layers.1")
@@ -136,7 +136,7 @@ def test_gradient_checkpointing_changes_no_gradient(policy_folder, made_up_rows,
                     torch.nn.init.normal_(p, std=0.3)
         results.append(gradients(model, rows, vocab_size))
     (plain, expected), (checkpointed, found) = results
-    assert calls.count(False) == 1 and calls.count(True) == 2  # forward, and again in the backward pass
+    assert calls.count("off") == 1 and calls.count("on") == 2  # forward, and again in the backward pass
     torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
@@ -153,6 +153,6 @@ def test_there_is_no_dropout_under_gradient_checkpointing(tmp_path, made_up_rows
     with torch.no_grad():
         plain, checkpointed = (
             forward.policy_forward(load(tmp_path, 0, on), rows, vocab_size, 1.0)[0]
-            for on in (False, True)
+            for on in ("off", "on")
         )
     torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)

@@ -151,7 +151,7 @@ def test_a_step_in_bf16_does_not_hold_two_gradients(policy_folder):
 
 
 def test_arguments_of_a_policy_are_optional(policy_folder):
-    args = SimpleNamespace(lora_rank=0, gradient_checkpointing=True)
+    args = SimpleNamespace(lora_rank=0, gradient_checkpointing="on")
     modules = loading.load_policy(policy_folder, CPU, args).modules()
     assert any(getattr(module, "gradient_checkpointing", False) for module in modules)
 
@@ -160,7 +160,7 @@ def test_loading_and_saving_draw_no_bars_and_leave_those_of_others(policy_folder
     """Into our progress bar; a user's own `from_pretrained` shows what it did before."""
     policy = loading.load_policy(policy_folder, CPU)
     save_policy(policy, tmp_path, policy.state_dict())
-    Critic(policy_folder, SimpleNamespace(gradient_checkpointing=False), torch.float32)
+    Critic(policy_folder, SimpleNamespace(gradient_checkpointing="off"), torch.float32)
     assert capfd.readouterr().err == ""
     transformers.AutoModelForCausalLM.from_pretrained(policy_folder)
     assert "Loading weights" in capfd.readouterr().err

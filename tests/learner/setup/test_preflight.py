@@ -22,7 +22,7 @@ QWEN_3B = {
 def estimate(
     device=CUDA, critic=False, reference=False, longest_row=4096, world_size=1, config=None, memory_gb=80, **kwargs
 ):
-    args = {"lora_rank": 0, "gradient_checkpointing": False, "engine": "vllm", "microbatch_tokens": 4096}
+    args = {"lora_rank": 0, "gradient_checkpointing": "off", "engine": "vllm", "microbatch_tokens": 4096}
     args |= {"num_envs": 128, "dtype": "auto", "preflight": True}
     config = config or transformers.Qwen2Config(**QWEN_3B)
     return preflight.preflight(
@@ -37,24 +37,24 @@ def size(report, *words):
 
 def test_ppo_with_a_3b_model_on_80_gb_is_refused_from_the_config_alone():
     with pytest.raises(SystemExit) as error:
-        estimate(critic=True, gradient_checkpointing=True)
+        estimate(critic=True, gradient_checkpointing="on")
     message = str(error.value)
     for words in ("--lora-rank", "torchrun with more processes", "learner without a critic", "--no-preflight"):
         assert words in message
     assert "critic: Adam's moments" in message and "only 73.6 GB are available" in message
-    report = estimate(critic=True, gradient_checkpointing=True, preflight=False)
+    report = estimate(critic=True, gradient_checkpointing="on", preflight=False)
     assert not report.fits
     assert 85e9 < size(report, "weights", "moments") - size(report, "gathered") < 88e9  # 14 bytes for each of 6.2e9
 
 
 def test_with_staleness_vllm_and_the_update_share_the_card():
     """Rows stay in flight, so vLLM doesn't sleep while the trainer works."""
-    kwargs = {"lora_rank": 16, "gradient_checkpointing": True, "preflight": False}
+    kwargs = {"lora_rank": 16, "gradient_checkpointing": "on", "preflight": False}
     assert estimate(max_staleness=1, **kwargs).at("update") > estimate(**kwargs).at("update") + 20e9
 
 
 def test_with_staleness_the_rows_in_flight_keep_their_cache_through_the_update():
-    kwargs = {"engine": "transformers", "lora_rank": 16, "gradient_checkpointing": True, "preflight": False}
+    kwargs = {"engine": "transformers", "lora_rank": 16, "gradient_checkpointing": "on", "preflight": False}
     stale, fresh = estimate(max_staleness=1, **kwargs), estimate(**kwargs)
     cache = size(stale, "keys and values")
     assert cache > 10e9 and stale.at("update") - fresh.at("update") == cache
@@ -95,9 +95,9 @@ def test_without_a_preflight_nothing_of_it_runs(learn, policy_folder, monkeypatc
 
 def test_what_mends_it_fits():
     for kwargs in (
-        {"lora_rank": 16, "gradient_checkpointing": True},
-        {"engine": "vllm-server", "gradient_checkpointing": True},
-        {"engine": "vllm-server", "critic": True, "gradient_checkpointing": True, "world_size": 2},
+        {"lora_rank": 16, "gradient_checkpointing": "on"},
+        {"engine": "vllm-server", "gradient_checkpointing": "on"},
+        {"engine": "vllm-server", "critic": True, "gradient_checkpointing": "on", "world_size": 2},
     ):
         report = estimate(**kwargs)
         assert report.fits and report.peak < 73.6e9
@@ -105,7 +105,7 @@ def test_what_mends_it_fits():
 
 def test_every_flag_lowers_what_it_is_named_for():
     one = estimate(preflight=False)
-    assert size(estimate(preflight=False, gradient_checkpointing=True), "activations") < size(one, "activations") / 8
+    assert size(estimate(preflight=False, gradient_checkpointing="on"), "activations") < size(one, "activations") / 8
     assert size(estimate(preflight=False, lora_rank=8), "moments") < size(one, "moments") / 50
     half = estimate(preflight=False, microbatch_tokens=2048, longest_row=2048)
     assert size(half, "activations") == pytest.approx(size(one, "activations") / 2, rel=0.01)
@@ -118,8 +118,8 @@ def test_every_flag_lowers_what_it_is_named_for():
 
 
 def test_a_long_row_is_a_microbatch_of_its_own_and_its_logits_stay_bounded():
-    long = estimate(longest_row=32_768, gradient_checkpointing=True, preflight=False)
-    short = estimate(gradient_checkpointing=True, preflight=False)
+    long = estimate(longest_row=32_768, gradient_checkpointing="on", preflight=False)
+    short = estimate(gradient_checkpointing="on", preflight=False)
     assert size(long, "activations") == pytest.approx(8 * size(short, "activations"), rel=0.01)
     assert size(long, "logits") == size(short, "logits") <= 4 * 2**29
     with pytest.raises(SystemExit, match="max_context_tokens"):

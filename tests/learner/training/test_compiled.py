@@ -33,7 +33,7 @@ def no_graphs_of_other_tests():
 
 
 def load(folder, checkpointing=False, lora_rank=0, device=CPU):
-    args = SimpleNamespace(lora_rank=lora_rank, gradient_checkpointing=checkpointing)
+    args = SimpleNamespace(lora_rank=lora_rank, gradient_checkpointing="on" if checkpointing else "off")
     torch.manual_seed(0)
     model = loading.load_policy(folder, device, args, dtype=torch.float32)
     with torch.no_grad():
@@ -211,7 +211,7 @@ def test_a_graph_of_long_rows_has_cudnn_attention(policy_folder, vocab_size, mon
 SMALL = ["--num-envs", 4, "--num-threads", 1, "--env-kwargs", '{"max_turns": 3, "max_action_tokens": 12}']
 SMALL += ["--episodes-per-iteration", 4, "--num-minibatches", 1, "--total-episodes", 8, "--eval-episodes", 2]
 RUNS = [
-    ("ppo_llm", ["--gradient-checkpointing", "--kl-coef", 0.1, *SMALL]),
+    ("ppo_llm", ["--gradient-checkpointing", "on", "--kl-coef", 0.1, *SMALL]),
     ("grpo_llm", ["--lora-rank", 2, "--group-size", 2, *SMALL]),
     ("sft_llm", ["--num-steps", 2, "--batch-size", 8, "--num-demonstrations", 16, "--eval-demonstrations", 4,
                  "--expert-share", 1, "--num-workers", 0, "--warmup-steps", 1]),

@@ -52,7 +52,7 @@ def rows_of(vocab_size, *lengths, trained=50):
 
 
 def load(folder, checkpointing=True):
-    args = SimpleNamespace(lora_rank=0, gradient_checkpointing=checkpointing)
+    args = SimpleNamespace(lora_rank=0, gradient_checkpointing="on" if checkpointing else "off")
     return loading.load_policy(folder, CPU, args, dtype=torch.float32).double()
 
 
@@ -129,7 +129,7 @@ def test_a_sampler_never_uses_it(policy_folder, vocab_size, hopper, calls):
 
 
 def test_a_critic_uses_it_too(policy_folder, vocab_size, request, calls):
-    args = SimpleNamespace(gradient_checkpointing=True)
+    args = SimpleNamespace(gradient_checkpointing="on")
     critic = Critic(policy_folder, args, torch.float32).eval()
     critic.backbone.double()
     critic.head.weight.data.normal_()

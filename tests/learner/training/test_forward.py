@@ -182,7 +182,7 @@ def test_a_head_in_parts_goes_with_adapters_and_gradient_checkpointing(
     found = []
     for size in (2**29, 4 * vocab_size * 7):
         monkeypatch.setattr(forward, "LOGITS_BYTES", size)
-        for checkpointing in (False, True):
+        for checkpointing in ("off", "on"):
             args = SimpleNamespace(lora_rank=2, gradient_checkpointing=checkpointing)
             torch.manual_seed(0)
             cpu = torch.device("cpu")

@@ -94,7 +94,7 @@ def test_all_rows_are_scored_where_their_log_probabilities_count_before_the_upda
 
 def test_a_batch_without_new_log_probabilities_has_none_for_rows_left_unscored(as_run, small_model, made_up_rows):
     """So a learner of one's own that forgets them in `make_batch` stops, as its loss isn't finite."""
-    run, rows = as_run(grpo_llm.Args(), small_model("qwen2")), made_up_rows()
+    run, rows = as_run(grpo_llm.Args(microbatch_tokens=4096), small_model("qwen2")), made_up_rows()
     run.state = {"iteration": 0}
     run.score_policy(rows)
     for minibatch in run.minibatches(rows, 1):
