@@ -135,7 +135,7 @@ def logits_only_at(model: PreTrainedModel, index: tuple[torch.Tensor, ...]) -> I
 
 def attention_mask(
     model: PreTrainedModel, sees: torch.Tensor, layers: Layers, queries: torch.Tensor, keys: torch.Tensor
-) -> torch.Tensor | dict[str, torch.Tensor]:
+) -> torch.Tensor | dict[str, Any]:
     """Return the mask of visible tokens in the form that the model takes: one, or one for each kind of layers.
 
     `sees` [rows, 1, queries, keys] is True for a token itself and those before it in its row. `queries` [rows, 1,
@@ -168,6 +168,23 @@ def log_probabilities(
     return chosen, entropies[node_index]
 
 
+def masks_of_windows(model: PreTrainedModel, columns: int) -> dict[str, Any]:
+    """Return the `attention_mask` of rows of at most `columns` tokens if a layer has a window or chunks, else nothing.
+
+    Without it SDPA makes a mask for each row in each of these layers, and keeps it for the backward pass. Layers that
+    see all get none: attention is faster without.
+    """
+    layers = layers_of(model.config, columns)
+    short = {*layers.windows, *layers.chunks}
+    if not short or layers.states or layers.refused or model.config._attn_implementation != "sdpa":
+        return {}
+    places = torch.arange(columns, device=model.device)
+    masks = attention_mask(model, (places <= places[:, None])[None, None], layers, places[:, None], places)
+    if isinstance(masks, dict):
+        masks |= {kind: None for kind in layers.kinds if kind not in short}
+    return {"attention_mask": masks}
+
+
 def policy_forward(
     model: PreTrainedModel, rows: Sequence[Row], vocab_size: int, temperature: float, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,6 +212,7 @@ def policy_forward(
     else:
         ids = cudnn_attention.widen(pad([row.tokens for row in rows], model.device), model.config)
         n = ids.shape[1]
+        inputs |= masks_of_windows(model, n)
         paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]
     predicting = np.concatenate([path[:-1][mask[1:]] for path, mask in zip(paths, masks, strict=True)])
     nodes, node_index = np.unique(predicting, return_inverse=True)  # sorted: nodes[node_index] = predicting

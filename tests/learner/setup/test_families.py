@@ -181,6 +181,24 @@ def test_windows_are_the_same_in_trees(name, parts, monkeypatch):
     torch.testing.assert_close(*[[x / largest for x in gradients] for _, gradients in found], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", WINDOWED)
+def test_all_layers_keep_one_mask_of_their_windows(name, monkeypatch):
+    """Of rows that share nothing; the log-probabilities are those with the model's own masks."""
+    model, kept = model_of(windowed(name)), {}
+    rows = [group(size=1, prompt=prompt)[0] for prompt in (40, 45)]
+
+    def keep(x):
+        if x.shape[-2:] == (51, 51):
+            kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        logprobs = forward.policy_forward(model, rows, VOCABULARY, 1.0)[0]
+    assert len(kept) == 1 or model.config._attn_implementation == "eager"
+    monkeypatch.setattr(forward, "masks_of_windows", lambda *_: {})
+    torch.testing.assert_close(logprobs, forward.policy_forward(model, rows, VOCABULARY, 1.0)[0], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "llama4"])
 def test_a_window_changes_what_a_model_sees(name):
     """A tiny random model feels its window, so that the tests above mean something."""
