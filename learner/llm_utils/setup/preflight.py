@@ -26,7 +26,7 @@ from llm_utils.setup import cgroups, foreign
 from llm_utils.setup.loading import choose_dtype, read_config, with_adapters
 from llm_utils.setup.model_checks import layers_of
 from llm_utils.training import cudnn_attention
-from llm_utils.training.forward import LOGITS_BYTES, policy_forward
+from llm_utils.training.forward import LOGITS_BYTES, masks_of_windows, policy_forward, without_head
 
 GB = 1e9
 ALWAYS, ROLLOUT, UPDATE, STEP = "always", "rollout", "update", "step"
@@ -202,6 +202,9 @@ def preflight(
 
     tokens = max(args.microbatch_tokens, longest_row)
     shorter = CONTEXT if longest_row > args.microbatch_tokens else "--microbatch-tokens"
+    masks = masks_of_windows(model, longest_row).get("attention_mask", {})
+    masks = list(masks.values()) if isinstance(masks, dict) else [masks]
+    add("masks of attention windows", sum(mask.nbytes for mask in masks if mask is not None), UPDATE, CONTEXT)
     saved, layer = activations(model, max(1, tokens // longest_row), longest_row)
     checkpointing = args.gradient_checkpointing == "on"
     if checkpointing:
@@ -301,16 +304,18 @@ def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
             total[0] += storage.nbytes()
         return x
 
-    model_itself = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model_itself = (model.get_base_model() if hasattr(model, "get_base_model") else model).eval()
     layers = distributed.decoder_layers(model_itself)
     hooks = [layer.register_forward_hook(lambda *_: marks.append(total[0])) for layer in layers]
     AttentionInterface.register("fused_on_meta", fused_attention)
-    model_itself.config.get_text_config()._attn_implementation = "fused_on_meta"
+    eager = model_itself.config._attn_implementation == "eager"  # some models have no other; it keeps all scores
+    if not eager:
+        model_itself.config.get_text_config()._attn_implementation = "fused_on_meta"
     ids = torch.zeros(rows, columns, dtype=torch.long, device="meta")
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta")  # four dimensions: used unchanged
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            getattr(model_itself, model_itself.base_model_prefix)(input_ids=ids, attention_mask=mask, use_cache=False)
+            without_head(model_itself)(input_ids=ids, attention_mask=mask, use_cache=False)
         return total[0], max(b - a for a, b in zip([0, *marks], marks, strict=False))
     except Exception:  # code of a model family that cannot run on the meta device
         config = model_itself.config.get_text_config()
@@ -318,6 +323,8 @@ def activations(model: Any, rows: int, columns: int) -> tuple[int, int]:
         names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
         inner = next((size for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
         layer = rows * columns * (18 * config.hidden_size + 8 * inner + 4 * keys)
+        if eager:
+            layer += 2 * rows * columns**2 * config.num_attention_heads
         layer = layer * model_itself.dtype.itemsize // 2  # of 16 bits
         return config.num_hidden_layers * layer, layer
     finally:

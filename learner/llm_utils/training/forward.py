@@ -150,7 +150,7 @@ def attention_mask(
         elif kind in layers.chunks:
             seen[kind] = sees & (keys // layers.chunks[kind] == queries // layers.chunks[kind])
     lowest = torch.finfo(model.dtype).min
-    masks = {kind: torch.zeros_like(x, dtype=model.dtype).masked_fill(~x, lowest) for kind, x in seen.items()}
+    masks = {kind: torch.zeros_like(x, dtype=model.dtype).masked_fill_(~x, lowest) for kind, x in seen.items()}
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
@@ -244,6 +244,11 @@ def policy_forward(
     return logprobs, entropies
 
 
+def without_head(model: Any) -> Any:
+    """Return the part of a causal model that computes the states."""
+    return getattr(model, model.base_model_prefix, None) or model.model  # Llama 4 has another prefix than its attribute
+
+
 def hidden_states(
     model: Any, index: tuple[torch.Tensor, ...], **inputs: Any
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
@@ -254,7 +259,7 @@ def hidden_states(
     states.
     """
     model_itself = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers = getattr(model_itself, model_itself.base_model_prefix, None) or model_itself.model  # the latter: Llama 4
+    layers = without_head(model_itself)
     seen: list[Any] = []
     hook = layers.register_forward_hook(lambda _, __, output: seen.append(output))
     nothing = torch.zeros(0, dtype=torch.long, device=model.device)
