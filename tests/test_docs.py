@@ -337,6 +337,8 @@ RECORDED = {  # tables in benchmarks/results, and the pages that they stand on
     "estimators": "faults stale_ratios",
     "learners/ppo_llm": "multihop_seeds",
     "learners/sft_llm": "sft_bf16 sft_bf16_smollm2",
+    "models": "families",
+    "performance": "speedups_cpu",
     "stable_baselines3": "sb3_choices",
     "vector": "vector_throughput",
 }  # fmt: skip
@@ -351,7 +353,7 @@ def test_a_page_has_the_tables_that_were_recorded(page, names):
         assert len(rows) > 2 and not set(rows) - set(text), name
 
 
-RESULTS = ["results", "evidence", "real_model", "benchmarks", "estimators", "environments/gsm8k"]
+RESULTS = ["results", "evidence", "real_model", "benchmarks", "estimators", "performance", "environments/gsm8k"]
 
 
 @pytest.mark.parametrize("page", RESULTS)

@@ -1,15 +1,17 @@
 """What one GPU gives: the trainer's and the sampler's tokens a second and their memory, beside the GPU's own limits.
 
-    python benchmarks/performance/gpu.py  # models of two shapes with random weights, about a minute
+    python benchmarks/performance/gpu.py  # models of three sizes with random weights
     python benchmarks/performance/gpu.py --device cpu --models tiny --tokens 512  # without a GPU: nothing is recorded
 
 Trainer: forward, backward and AdamW's step on `--tokens` with --gradient-checkpointing on, as learners do them
 (llm_utils/training). Model FLOPs are 6 for each weight and token (4 for a frozen weight; the
 head's where a token is sampled), those of attention added; their share is of what a large product of bf16 matrices
-reached on the same GPU, minutes before. Predicted memory is that of preflight.py. Sampler: every row writes
+reached on the same GPU, minutes before. A prompt that rows share is computed once, so its FLOPs count once and its
+tokens for every row. Predicted memory is that of preflight.py. Sampler: every row writes
 48 tokens after 512 others (transformers_engine.py), by a forward that was recorded before and is replayed,
 and by forwards that Python asks for, kernel by kernel; the floor of a token is the time to read the weights and all
-keys and values once, at the bytes a second that a large copy reads and writes. Adapters are merged, as in a run.
+keys and values once, at the bytes a second that a large copy reads and writes. With LoRA the sampler is a copy with
+merged adapters, and gets new weights in every iteration.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,14 +52,41 @@ MODELS: dict[str, Callable[[], Any]] = {
         hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
         intermediate_size=3072, vocab_size=151_936, tie_word_embeddings=True, max_position_embeddings=32_768,
     ),
+    "Qwen3-4B": lambda: Qwen3Config(
+        hidden_size=2560, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+        intermediate_size=9728, vocab_size=151_936, tie_word_embeddings=True, max_position_embeddings=32_768,
+    ),
     "tiny": lambda: LlamaConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128,
         vocab_size=1_000, tie_word_embeddings=True, max_position_embeddings=32_768,
     ),
 }  # fmt: skip
-SHAPES = ((1, 1, "all"), (16, 8, "an eighth"))  # rows, one of so many tokens is sampled
+
+
+class Shape(NamedTuple):
+    """Rows of random tokens: one of `every` so many tokens is sampled, and the first `shared` tokens are those of all
+    rows."""
+
+    rows: int
+    length: int
+    every: int
+    shared: int = 0
+
+    def __str__(self) -> str:
+        sampled = {1: "all", 8: "an eighth"}[self.every]
+        prompt = f", one prompt of {self.shared:,}" if self.shared else ""
+        return f"{self.rows} x {self.length:,}, {sampled} sampled{prompt}"
+
+
+def shapes(tokens: int) -> list[Shape]:
+    """Return the shapes of a training step on so many tokens."""
+    row = tokens // 8
+    return [Shape(1, tokens, 1), Shape(16, tokens // 16, 8), Shape(8, row, 8, 3 * row // 4)]
+
+
 PROMPT, WRITTEN, WARM = 512, 48, 8
 KINDS = {"all weights": 0, "LoRA 16": 16}
+LARGE = ("Qwen3-4B",)  # trained with adapters only
 
 
 def seconds(run: Callable[[], Any], times: int, device: torch.device) -> float:
@@ -97,40 +126,44 @@ def load(folder: str, rank: int, device: torch.device, tokens: int = 1) -> tuple
     return loading.load_policy(folder, device, args, dtype=torch.bfloat16), args
 
 
-def make_rows(shape: tuple[int, int, int], vocab_size: int) -> list[Any]:
-    """Rows of random tokens, no two with the same prompt."""
-    count, length, sampled = shape
-    rng = np.random.default_rng(0)
-    train = np.arange(length) % sampled == sampled - 1
-    train[0] = False
+def make_rows(shape: Shape, vocab_size: int) -> list[Any]:
+    """Rows of random tokens, all with one prompt, or no two with the same."""
+    rng, at = np.random.default_rng(0), np.arange(shape.length)
+    train = (at % shape.every == shape.every - 1) & (at >= max(1, shape.shared))
+    tokens = rng.integers(vocab_size, size=(shape.rows, shape.length))
+    tokens[:, : shape.shared] = tokens[0, : shape.shared]
     return [
-        SimpleNamespace(tokens=rng.integers(vocab_size, size=length), prompt_length=8, task_index=i, train_mask=train)
-        for i in range(count)
-    ]
+        SimpleNamespace(
+            tokens=row, prompt_length=shape.shared or 8, task_index=0 if shape.shared else i, train_mask=train
+        )
+        for i, row in enumerate(tokens)
+    ]  # fmt: skip
 
 
-def flops(model: Any, shape: tuple[int, int, int]) -> float:
-    """Of a forward and backward pass over all rows, without what is computed again."""
-    count, length, sampled = shape
-    config = model.config
+def flops(model: Any, shape: Shape) -> float:
+    """Of a forward and backward pass over all rows, without what is computed again, and a shared prompt once."""
+    config, own = model.config, shape.length - shape.shared
     weights = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
-    weights -= config.vocab_size * config.hidden_size * (1 - 1 / sampled)  # the head sees what is sampled
+    head = config.vocab_size * config.hidden_size
+    seen = shape.rows * own * (shape.shared + own / 2) + shape.shared**2 / 2  # pairs of tokens
     width = config.num_attention_heads * config.head_dim
-    # two products of the half of length x length that is seen, forward once and backward twice
-    attention = 6 * config.num_hidden_layers * width * length
+    # two products of 2 FLOPs for a pair, forward once and backward twice
+    attention = 12 * config.num_hidden_layers * width * seen
     trained = any(".lora_" not in name for name, p in model.named_parameters() if p.requires_grad)
-    return count * length * ((6 if trained else 4) * weights + attention)
+    sampled = shape.rows * own / shape.every  # the head sees these only
+    layers = (shape.rows * own + shape.shared) * (weights - head)
+    return (6 if trained else 4) * (layers + sampled * head) + attention
 
 
-def train(folder: str, rank: int, shape: tuple[int, int, int], device: torch.device, steps: int) -> dict[str, float]:
+def train(folder: str, rank: int, shape: Shape, device: torch.device, steps: int) -> dict[str, float]:
     """Seconds of a step on these rows, and the bytes that it took at most."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    policy, args = load(folder, rank, device, shape[0] * shape[1])
+    policy, args = load(folder, rank, device, shape.rows * shape.length)
     vocab_size = policy.config.vocab_size
     report = preflight.preflight(
-        args, policy.config, device, critic=False, reference=False, longest_row=shape[1], world_size=1
+        args, policy.config, device, critic=False, reference=False, longest_row=shape.length, world_size=1
     )
     optimizer, rows = Float32AdamW([policy], [1e-6], (0.9, 0.95)), make_rows(shape, vocab_size)
 
@@ -139,7 +172,7 @@ def train(folder: str, rank: int, shape: tuple[int, int, int], device: torch.dev
         optimizer.step(1.0)
 
     one = seconds(step, steps, device)
-    found = {"seconds": one, "tokens": shape[0] * shape[1], "flops": flops(policy, shape)}
+    found = {"seconds": one, "tokens": shape.rows * shape.length, "flops": flops(policy, shape)}
     predicted = max(report.at(preflight.UPDATE), report.at(preflight.STEP))
     return found | {"predicted": predicted, "peak": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0}
 
@@ -170,21 +203,23 @@ def sample(policy: Any, rows: int, recorded: bool) -> tuple[float, float]:
 
 
 def sampler(folder: str, rank: int, rows: int, device: torch.device, limit: float) -> dict[str, float]:
-    """What a token of all rows takes, recorded and asked for, the prompts, and the least that a token could take."""
-    policy, _ = load(folder, rank, device)
-    if rank:  # learners sample from a copy with the adapters merged
-        trained, policy = policy, load(folder, 0, device)[0]
-        TransformersEngine(policy, 1, policy.config.vocab_size).update(distributed.weights(trained), 1)
+    """What a token of all rows takes, recorded and asked for, the prompts, and the least that a token could take; and
+    with adapters, what a copy takes to get them merged."""
+    (policy, _), sync = load(folder, 0, device), 0.0
+    if rank:
+        (adapted, _), engine = load(folder, rank, device), TransformersEngine(policy, 1, policy.config.vocab_size)
+        sync = seconds(lambda: engine.update(distributed.weights(adapted), 0), 3, device)
+        del adapted, engine
     asked, _ = sample(policy, rows, recorded=False)
-    seconds, read = sample(policy, rows, recorded=True)
+    one, read = sample(policy, rows, recorded=True)
     cache = rows * (PROMPT + WARM + WRITTEN // 2) * bytes_per_token(policy.config, policy.dtype)
     floor = (sum(p.nbytes for p in policy.parameters()) + cache) / limit
-    return {"seconds": seconds, "asked": asked, "prefill_seconds": read, "floor": floor, "rows": rows}
+    return {"seconds": one, "asked": asked, "prefill_seconds": read, "floor": floor, "rows": rows, "sync": sync}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M", "Qwen3-0.6B"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M", "Qwen3-0.6B", "Qwen3-4B"])
     parser.add_argument("--rows", nargs="+", type=from_1, default=[64, 256], help="that write at the same time")
     parser.add_argument("--tokens", type=from_1, default=16_384, help="of a training step")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a rehearsal")
@@ -202,21 +237,25 @@ def main() -> None:
     lines = [f"{card}: {found['flops'] / 1e12:.0f} TFLOP/s (bf16), {found['bandwidth'] / 1e12:.2f} TB/s", ""]
     lines += ["| trainer | rows | tokens/s | model FLOPs, % | peak GB | predicted GB |", "|---" * 6 + "|"]
     print("\n".join(lines), flush=True)
-    further = ["", "| sampler | rows | tokens/s | ms a token | each kernel asked for | floor, ms | prompts, tokens/s |"]
-    further.append("|---" * 7 + "|")
+    further = [
+        "",
+        "| sampler | rows | tokens/s | ms a token | each kernel asked for | floor, ms | prompts, tokens/s "
+        "| new weights, ms |",
+    ]
+    further.append("|---" * 8 + "|")
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
             with torch.device(device):
                 AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.bfloat16).save_pretrained(folder)
             for kind, rank in KINDS.items():
-                for count, sampled, share_of_tokens in SHAPES:
-                    shape = (count, options.tokens // count, sampled)
-                    label = f"{count} x {shape[1]:,}, {share_of_tokens} sampled"
+                if name in LARGE and not rank:
+                    continue
+                for shape in shapes(options.tokens):
                     one = train(folder, rank, shape, device, 3)
-                    results["trainer"][f"{name}, {kind}, {label}"] = one
+                    results["trainer"][f"{name}, {kind}, {shape}"] = one
                     share = 100 * one["flops"] / one["seconds"] / found["flops"]
                     lines.append(
-                        f"| {name}, {kind} | {label} | {one['tokens'] / one['seconds']:,.0f} | {share:.1f} | "
+                        f"| {name}, {kind} | {shape} | {one['tokens'] / one['seconds']:,.0f} | {share:.1f} | "
                         f"{one['peak'] / 1e9:.1f} | {one['predicted'] / 1e9:.1f} |"
                     )
                     print(lines[-1], flush=True)
@@ -226,7 +265,7 @@ def main() -> None:
                     times = " | ".join(f"{1000 * one[which]:.1f}" for which in ("seconds", "asked", "floor"))
                     further.append(
                         f"| {name}, {kind} | {rows} | {rows / one['seconds']:,.0f} | {times} | "
-                        f"{rows * PROMPT / one['prefill_seconds']:,.0f} |"
+                        f"{rows * PROMPT / one['prefill_seconds']:,.0f} | {1000 * one['sync']:.1f} |"
                     )
                     print(further[-1], flush=True)
     if device.type == "cuda":

@@ -44,6 +44,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "evidence --part teachers": (
         '--places CraftWorld --rows "SFT, 100 of expert" --seeds 1 --episodes 4 --workers 1 --force', LEARNING
     ),
+    "families": ('--families Qwen3 "Gemma 3" --columns transformers', LEARNING),
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
     "gpu": ("--device cpu --models tiny --rows 2 --tokens 512", LEARNING),
@@ -67,6 +68,8 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "sandbox_speed": ("--quick --force", ()),
     "sb3_choices": ("--seeds 1 2 --steps 1024 --episodes 4 --force", ("stable_baselines3", "bm25s")),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
+    "speedups": ("--rows 2 --repetitions 2 --episodes 8 --iterations 0 --force", LEARNING),
+    "speedups --device": ("cpu --models tiny --tokens 512 --repetitions 2", LEARNING),
     "stale_ratios": ("--games 4", LEARNING),
     "threads": ("--total-episodes 8 --force", LEARNING),
     "tool_latency": ("--episodes 8 --iterations 2 --force", LEARNING),
@@ -100,6 +103,8 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "preflight --sizes": [],
     "real_data": ["real_data_baselines", "real_data_problems"],
     "sandbox_speed": [],
+    "speedups": ["speedups_cpu"],
+    "speedups --device": [],
     "tool_latency": ["tool_latency_8"],
     "two_processes": ["two_processes_grpo"],
     "vector_throughput": [],
@@ -108,7 +113,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
 SLOW = {
     "bridges --part model", "fuzz_spans", "math_and_code_data", "sandbox_speed", "vector_throughput",
     "check_dialects", "iteration_digests", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16",
-    "stale_ratios", "tool_latency",
+    "speedups --device", "stale_ratios", "tool_latency",
     "two_candidates", "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
     "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
@@ -419,6 +424,33 @@ def test_bridges_reads_the_run_that_it_started(bridges, tmp_path, monkeypatch):
     results, _ = bridges("model", "--model", str(TINY), "--ids", "MultihopWorld", "--threads", "1")
     assert results["MultihopWorld"]["found"]["turns"] >= 1
     assert results["MultihopWorld"]["command"].endswith("--model MultihopWorld-v0 --ids MultihopWorld --threads 1")
+
+
+def test_families_keep_the_columns_of_the_other_environment(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    families = importlib.import_module("families")
+    right = {"batch": 1e-6, "checkpointing": 0.0, "gradients finite": True, "trees": True}
+    for name, found in {
+        "measure_trainer": lambda _: right,
+        "measure_engine": lambda _: {"refused": "windows of 8 tokens"},
+        "registered": lambda _: True,
+        "in_child": lambda *_: {"gap": 3e-3},
+        "version": lambda package: f"of {package}",
+    }.items():
+        monkeypatch.setattr(families, name, found)
+    for module in (families, machine):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setitem(families.FAMILIES, "New", ("New 1B", "no_such_type", {}))
+    for columns in ("transformers", "vllm"):
+        monkeypatch.setattr(sys, "argv", ["families.py", "--families", "Qwen3", "New", "--columns", columns])
+        families.main()
+    assert "New: transformers" in capsys.readouterr().out
+    (row,) = [line for line in (tmp_path / "families.md").read_text().splitlines() if line.startswith("| Qwen3 |")]
+    assert row.endswith("| yes (1e-06) | yes | no: windows of 8 tokens | no: differs by 3e-03 |")
+    assert list(json.loads((tmp_path / "families.json").read_text())["results"]["families"]) == ["Qwen3"]
+    assert families.trainer_cell(right | {"checkpointing": 2e-3}) == "no: differs by 2e-03"
+    assert families.trainer_cell(right | {"gradients finite": False}) == "no: gradients are not finite"
+    assert families.engine_cell({"failed": "ValueError: x | y."}) == "no: ValueError: x / y"
 
 
 def test_a_part_leaves_the_recorded_whole_as_it_is(tmp_path, monkeypatch):

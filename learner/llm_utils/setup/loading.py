@@ -124,7 +124,7 @@ def load_policy(
     what `choose_dtype` calls auto. With `float32_head` logits are computed in float32. With `compiled` training passes
     are compiled, unless `whole` is true.
     """
-    if device.type == "cuda":  # cuDNN plans attention again for every length, so for every token (docs/benchmarks.md)
+    if device.type == "cuda":  # cuDNN plans attention again for every length, so for every token (docs/performance.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
     cudnn_attention.register(device)  # it turns cuDNN on for long rows in training
     dtype = dtype or choose_dtype("auto", device)
