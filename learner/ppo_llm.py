@@ -243,7 +243,7 @@ class Critic(nn.Module):
         super().__init__()
         with without_bars():
             self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
-        self.head = nn.Linear(self.backbone.config.hidden_size, 1, dtype=torch.float32)
+        self.head = nn.Linear(self.backbone.config.get_text_config().hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         if args.gradient_checkpointing == "on":

@@ -28,7 +28,7 @@ from llm_utils.records.logger import Logger, run_name, share_of_faults
 from llm_utils.records.model_card import save_with_card
 from llm_utils.recovery import checkpoint
 from llm_utils.sampling.engine import Engine
-from llm_utils.sampling.make_engine import make_engine
+from llm_utils.sampling.make_engine import check_updates, make_engine
 from llm_utils.sampling.rollout import Sampler, Tasks, all_tasks, check_playable, first_tasks, most_turns, rollout
 from llm_utils.setup import memory_flags, threads
 from llm_utils.setup.curriculum import check_reach, horizon, stages
@@ -381,6 +381,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     vocab_size, longest, tasks = distributed.broadcast(sizes)
     config, with_reference = read_config(source), args.kl_coef > 0
     check_context(config, longest)
+    check_updates(args.engine, config, device)
     if args.engine == "transformers":
         check_layers(config)
     if rank == 0 and (cost := unshared_prompts(config, getattr(args, "group_size", 1))):

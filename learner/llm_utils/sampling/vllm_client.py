@@ -243,7 +243,7 @@ class VLLMClient(TokenEngine):
         urls = url.split(",") if isinstance(url, str) else url
         self.servers = [Server(address.strip()) for address in urls]
         abilities = [server.check(model, tokenizer) for server in self.servers]
-        config = read_config(model).get_text_config()
+        config = read_config(model)
         longest = min(server.longest for server in abilities)
         # The sampled token takes one of the places if it is not among the most likely.
         known = min(MOST_LOGPROBS, *(server.logprobs - 1 for server in abilities))

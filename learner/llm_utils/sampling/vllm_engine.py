@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from llm_utils.sampling.engine import VLLM_SHARE, EngineDied, Span
+from llm_utils.setup.loading import read_config
 
 Array = np.ndarray
 Likeliest = tuple[Any, Any]  # for n tokens: at least the k most likely ones [n, k] and their log-probabilities [n, k]
@@ -24,6 +28,8 @@ MASKED = -1e30  # added to the logits of embedding rows beyond the tokenizer, wh
 MOST_MASKED = 1024  # vLLM's limit of biased tokens in a request
 MOST_LOGPROBS = 20  # per token
 NO_LOGPROB = -9999.0  # a server's value for NaN and minus infinity
+STATES = ("conv_", "linear_conv_", "mamba_")  # fields of configs with recurrent layers or convolutions begin so
+HEADLESS = ("gemma2", "gemma3n_text")  # vLLM's classes that have no head of their own, only the tied embedding
 
 
 class TokenEngine:
@@ -50,10 +56,12 @@ class TokenEngine:
         known: int = MOST_LOGPROBS,
         seeded: bool = True,
     ) -> None:
-        """Take `config`, the (text) model's in transformers, and `max_model_len`, the longest row in tokens.
+        """Take `config`, the checkpoint's in transformers, and `max_model_len`, the longest row in tokens.
 
         `seeded`: True if every request gets its own seed.
         """
+        self.trains_part = trains_part(config)
+        config = config.get_text_config()
         model_rows = config.vocab_size
         if vocab_size > model_rows:
             raise SystemExit(
@@ -68,7 +76,7 @@ class TokenEngine:
         self.num_slots, self.vocab_size, self.max_model_len, self.seeded = num_slots, vocab_size, max_model_len, seeded
         self.entropies, self.top_logprobs = entropies, top_logprobs
         self.known = max(known if entropies else 0, top_logprobs)  # number of most likely tokens to request
-        self.tied = bool(getattr(config, "tie_word_embeddings", False))
+        self.tied = bool(getattr(config, "tie_word_embeddings", False)) and config.model_type not in HEADLESS
         self.temperature, self.top_p = temperature, top_p
         self.logit_bias = {token: MASKED for token in range(vocab_size, model_rows)} or None
         self._forget()
@@ -161,9 +169,12 @@ class TokenEngine:
         return done
 
     def _complete(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield `weights`, and the head that is tied to the embedding, which vLLM 0.32 would not update otherwise."""
+        """Yield `weights` by their names in the checkpoint, and the head that is tied to the embedding, which vLLM 0.32
+        would not update otherwise."""
         embedding = None
         for name, tensor in weights:
+            if self.trains_part:
+                name = re.sub(r"^model\.", "model.language_model.", name)
             if name.endswith("embed_tokens.weight"):
                 embedding = tensor
             elif name.endswith("lm_head.weight"):
@@ -171,6 +182,26 @@ class TokenEngine:
             yield name, tensor
         if self.tied and embedding is not None:
             yield "lm_head.weight", embedding
+
+
+def trains_part(config: Any) -> bool:
+    """Return True if transformers loads only the text model of a multimodal checkpoint, as of Qwen3.5.
+
+    vLLM runs the multimodal model, in which the weights of the text model have longer names.
+    """
+    trained = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return trained is not None and trained.config_class is not type(config)
+
+
+def spare_the_trainer(model: Any) -> None:
+    """Undo, for the trainer's models, what vLLM changes in a class of transformers that it runs itself.
+
+    vLLM runs some families (SmolLM3, OLMo 3) with these classes. It then calls all their instances in its own way, and
+    the trainer's lack an attribute that it reads.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and "do_not_compile" in vars(module):
+            type(module).do_not_compile = True  # vLLM's instances have a value of their own
 
 
 def _sorted(tokens: Any, logprobs: Any, k: int) -> tuple[Array, Array]:
@@ -276,7 +307,9 @@ class VLLMEngine(TokenEngine):
             )
         check_top_logprobs(top_logprobs)
         vllm = import_vllm()
-        gpu = torch.cuda.is_available()
+        config, gpu = read_config(model), torch.cuda.is_available()
+        # of recurrent layers and convolutions, which vLLM keeps with a cached prefix only if prompts come in parts
+        states = any(key.startswith(STATES) for key in config.get_text_config().to_dict())
         set_num_threads = torch.set_num_threads
         # vLLM 0.32 for CPUs inspects every module and fails on this one, which numba imports (through bm25s)
         llvmlite_ffi = sys.modules.pop("llvmlite.binding.ffi", None)
@@ -285,6 +318,7 @@ class VLLMEngine(TokenEngine):
                 llm = vllm.LLM(
                     model,
                     skip_tokenizer_init=True,
+                    language_model_only=True,  # a multimodal model then needs no processor, and no memory for images
                     generation_config="vllm",  # our sampling settings, not those of the model's folder
                     dtype="bfloat16" if gpu else "float32",
                     max_model_len=max_model_len or -1,
@@ -293,21 +327,24 @@ class VLLMEngine(TokenEngine):
                     enforce_eager=not gpu,  # compiling for a CPU takes longer than it saves here
                     distributed_executor_backend="uni",
                     enable_sleep_mode=gpu,
-                    enable_prefix_caching=True,
+                    enable_prefix_caching=gpu or not states,
                     logprobs_mode="processed_logprobs",
                     # A prompt in parts resets the request's random numbers, which stops vLLM on a CPU. Prompts come in
                     # parts mostly after an update, when everything is recomputed.
                     enable_chunked_prefill=None if gpu else False,
+                    # the rotation of vLLM for CPUs is wrong for models that pass it heads apart (LFM2, DeepSeek V3)
+                    compilation_config=None if gpu else {"custom_ops": ["all", "-rotary_embedding"]},
                 )
             except Exception as error:
                 raise SystemExit(f"--engine vllm cannot load {model}: {type(error).__name__}: {error}") from error
         torch.set_num_threads = set_num_threads  # on a CPU vLLM replaces it
         if llvmlite_ffi is not None:
             sys.modules["llvmlite.binding.ffi"] = llvmlite_ffi
-        config, longest = llm.llm_engine.model_config.hf_text_config, llm.llm_engine.model_config.max_model_len
+        longest = llm.llm_engine.model_config.max_model_len
         self.host, self.sampling_params = Host(llm, sleeps=gpu), vllm.SamplingParams
         self.final_only = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         llm.llm_engine.set_weight_version("0")
+        llm.apply_model(spare_the_trainer)
         super().__init__(num_slots, vocab_size, temperature, top_p, config, longest, entropies, top_logprobs)
 
     def _submit(self, slot: int, tokens: list[int], sampling: dict[str, Any]) -> None:

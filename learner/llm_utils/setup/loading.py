@@ -100,7 +100,7 @@ def read_config(source: str | Path) -> Any:
             raise foreign.RefusedError("it has adapters beside its weights, and these would not be loaded")
         config, _ = PreTrainedConfig.get_config_dict(source)
         foreign.check_settings(config, "config.json")
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        found = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except (OSError, foreign.RefusedError) as error:
         here = "" if Path(source).exists() else "there is no such folder here, and on the hub: "
         raise SystemExit(f"--model {source}: {here}{' '.join(str(error).split())}") from None
@@ -110,6 +110,11 @@ def read_config(source: str | Path) -> Any:
             raise SystemExit(f"--model {source}: {cause} ({foreign.describe_error(error)})") from error
         cause = f"its config.json cannot be used ({foreign.describe_error(error)})"
         raise SystemExit(f"--model {source}: {cause}") from error
+    if found.model_type == "mistral3":  # transformers registers Gemma 3 and 4 itself
+        from transformers import Mistral3ForConditionalGeneration
+
+        AutoModelForCausalLM.register(type(found), Mistral3ForConditionalGeneration, exist_ok=True)
+    return found
 
 
 def load_policy(
