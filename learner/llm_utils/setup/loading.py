@@ -173,16 +173,22 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
     """
     try:
         import peft
+
+        from llm_utils.setup.lora import fuse_adapters
     except ImportError as error:
         raise SystemExit("LoRA adapters need peft: pip install 'agent-r1[lora]'") from error
+    adapted: Any
     if folder is not None:
-        return peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False)
-    # peft refuses this layer in these families, as Mamba's kernels read its weights past the adapter.
-    excluded = ["out_proj"] if model.config.model_type in ("falcon_h1", "nemotron_h") else None
-    config = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
-    )
-    return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+        adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False)
+    else:
+        # peft refuses this layer in these families, as Mamba's kernels read its weights past the adapter.
+        excluded = ["out_proj"] if model.config.model_type in ("falcon_h1", "nemotron_h") else None
+        config = peft.LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
+        )
+        adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    fuse_adapters(adapted)
+    return adapted
 
 
 def check_adapter_folder(folder: str) -> None:
