@@ -135,8 +135,7 @@ class Args:
     batch_size: int = 64
     """maximum demonstrations per step; all steps of a pass have equally many, or one less"""
     microbatch_tokens: int | Literal["auto"] = "auto"
-    """tokens, with padding, in one forward and backward. Fewer need less memory; only rounding changes (in bf16). auto:
-    4096, and on a GPU the largest of 4096, 8192, 16384 and 32768 that fits"""
+    """tokens with padding in a forward and backward; fewer need less memory (auto: 4096; on a GPU up to 32768)"""
     learning_rate: float | None = None
     """peak learning rate: linear warm-up, cosine decay to a hundredth (None: 3e-3 for "scratch" and "tiny"; 2e-5 for
     other models, 1e-4 with --lora-rank)"""

@@ -129,7 +129,8 @@ def engine_step(model: str, rows: list[int], device: torch.device) -> dict[str, 
         say(f"tokens/s, {count} rows", count * WRITTEN / (long - short))
     with torch.no_grad():
         for parameter in trial.policy.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02 * parameter.float().std().nan_to_num(0).to(parameter.dtype))
+            size = 0.02 * parameter.float().std().nan_to_num(0).to(parameter.dtype)
+            parameter.add_(torch.randn_like(parameter) * size)
     wait(device)
     start = time.perf_counter()
     trial.update()

@@ -194,9 +194,11 @@ def test_running_requests_go_on_under_new_weights(engine, policy, trainer_logpro
     they are cut off.
     """
     read_span = vllm_client.read_span
-    monkeypatch.setattr(
-        vllm_client, "read_span", lambda content, **limits: read_span(content.replace(b'"abort"', b'"length"'), **limits)
-    )
+
+    def read_cut_span(content, **limits):
+        return read_span(content.replace(b'"abort"', b'"length"'), **limits)
+
+    monkeypatch.setattr(vllm_client, "read_span", read_cut_span)
     old = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     train(policy)
     rows = {slot: prompt(slot, 200 if engine.overlaps else 700) for slot in range(SLOTS)}

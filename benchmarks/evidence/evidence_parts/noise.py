@@ -71,7 +71,8 @@ def gradients(
             if not variant.get("process_reward", True):  # these come last
                 for row in rows:
                     outcome_only(row)
-            own = replace(args, **{key: value for key, value in variant.items() if key != "process_reward"})
+            flags = {key: value for key, value in variant.items() if key != "process_reward"}
+            own = replace(args, microbatch_tokens=4096, **flags)
             fields = dict.fromkeys(Run.__dataclass_fields__)
             run = Run(**fields | {"args": own, "policy": policy, "vocab_size": vocab_size})
             for start in range(0, len(rows), size):

@@ -25,7 +25,7 @@ def candidates(args: Any, device: torch.device, longest_row: int) -> list[Values
     """Return the values that the flags may take, the fastest first. The last ones need the least memory.
 
     Recomputed activations cost more time than a larger microbatch saves. A row of `longest_row` tokens is a microbatch
-    of its own anyway, so smaller microbatches save no memory.
+    anyway, so smaller microbatches save no memory.
     """
     sizes, checkpointing = [args.microbatch_tokens], [args.gradient_checkpointing]
     if args.microbatch_tokens == "auto":
@@ -101,7 +101,7 @@ def check(args: Any, policy: Any, report: Report, smaller: list[Values], measure
 
 
 def choose_for_rows(args: Any, policy: Any, source: str, longest_row: int, vocab_size: int) -> int:
-    """Choose for a script that trains a loaded policy on rows, and does nothing else. Nothing is refused. Return the
+    """Choose for a script that trains a loaded policy on rows, and does nothing else. Nothing is rejected. Return the
     tokens of a microbatch."""
     if "auto" not in (getattr(args, name) for name in FLAGS):
         return args.microbatch_tokens

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from llm_utils import distributed
 from llm_utils.recovery import checkpoint
@@ -156,3 +157,14 @@ def test_there_is_no_dropout_under_gradient_checkpointing(tmp_path, made_up_rows
             for on in ("off", "on")
         )
     torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_of_experts_are_known(vocab_size):
+    """They cannot be merged into a copy, so the sampler uses the trained weights themselves."""
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "vocab_size": vocab_size}
+    for config, found in (
+        (transformers.MixtralConfig(**shape, num_local_experts=4), True), (transformers.Qwen2Config(**shape), False)
+    ):  # fmt: skip
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        assert loading.on_experts(loading.with_adapters(model, 2)) is found
