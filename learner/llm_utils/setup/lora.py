@@ -12,7 +12,7 @@ ADAPTER = "default"  # peft's name of the only adapter
 
 
 class FusedLinear(Linear):
-    """A LoRA layer of peft over a linear layer, with a forward of its own.
+    """A LoRA layer of peft over a linear layer, with another forward.
 
     peft scales the adapter's product and adds it to the base layer's in two passes over the wide outputs, and keeps
     both products until then. Here the second product is added where the first one lies. Names, files and merging are
