@@ -85,6 +85,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "world_seeds": (
         f'--seeds 1 --worlds ShopWorld --learners grpo --episodes 4 --flags "{RUN} --eval-episodes 8" --force', LEARNING
     ),
+    "vllm_gpu": ("--device cpu", (*LEARNING, "vllm")),
     "worlds": ("--episodes 2 --ids SQLWorld PharmaSim --force", ()),
 }  # fmt: skip
 RECORDED = {  # names of the results, where they aren't the script's; none where the small run records nothing
@@ -108,6 +109,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "tool_latency": ["tool_latency_8"],
     "two_processes": ["two_processes_grpo"],
     "vector_throughput": [],
+    "vllm_gpu": [],
     "vector_throughput --episodes": ["vector_memory"],
 }
 SLOW = {
@@ -116,7 +118,7 @@ SLOW = {
     "speedups --device", "stale_ratios", "tool_latency",
     "two_candidates", "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
     "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
-    "real_data", "real_model", "threads", "trl_comparison", "two_processes", "world_seeds",
+    "real_data", "real_model", "threads", "trl_comparison", "two_processes", "vllm_gpu", "world_seeds",
 }  # fmt: skip
 ROOMS = ("learning", "performance", "environments", "evidence", "real_model")  # what common/ and results/ are not
 COMMANDS = {path.stem: f"benchmarks/{room}/{path.name}" for room in ROOMS
