@@ -16,18 +16,18 @@ class FusedLinear(Linear):
 
     peft scales the adapter's product and adds it to the base layer's in two passes over the wide outputs, and keeps
     both products until then. Here the second product is added where the first one lies. Names, files and merging are
-    peft's, and so is the forward in all other cases: adapters that are off or merged, another dtype, autocast.
+    peft's. So is the forward for adapters that are off, merged or in another dtype, and under autocast.
     """
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the outputs [..., out_features] of inputs [..., in_features]."""
-        down, up = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
-        unusual = args or kwargs or self.disable_adapters or self.merged or self.active_adapters != [ADAPTER]
-        one_dtype = x.dtype == down.dtype == self.base_layer.weight.dtype
-        if unusual or not one_dtype or torch.is_autocast_enabled(x.device.type):
+        if args or kwargs or self.disable_adapters or self.merged or self.active_adapters != [ADAPTER]:
             return super().forward(x, *args, **kwargs)
+        down, up = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
         rows = x.reshape(-1, x.shape[-1])  # not a view of the output: autograd would copy gradients for that
         out = self.base_layer(rows)
+        if out.dtype != up.dtype:  # autocast, or adapters in another dtype than the model
+            return super().forward(x)
         out.addmm_(rows @ down.T, up.T, alpha=self.scaling[ADAPTER])
         return out.view(*x.shape[:-1], out.shape[-1])
 
