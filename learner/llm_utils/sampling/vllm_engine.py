@@ -60,9 +60,9 @@ class TokenEngine:
 
         `seeded`: True if every request gets its own seed.
         """
+        text = config.get_text_config()
         self.trains_part = trains_part(config)
-        config = config.get_text_config()
-        model_rows = config.vocab_size
+        model_rows = text.vocab_size
         if vocab_size > model_rows:
             raise SystemExit(
                 f"the tokenizer has {vocab_size} tokens, but vLLM's model has only {model_rows}. "
@@ -76,7 +76,8 @@ class TokenEngine:
         self.num_slots, self.vocab_size, self.max_model_len, self.seeded = num_slots, vocab_size, max_model_len, seeded
         self.entropies, self.top_logprobs = entropies, top_logprobs
         self.known = max(known if entropies else 0, top_logprobs)  # number of most likely tokens to request
-        self.tied = bool(getattr(config, "tie_word_embeddings", False)) and config.model_type not in HEADLESS
+        tied = any(getattr(level, "tie_word_embeddings", False) for level in (config, text))
+        self.tied = tied and text.model_type not in HEADLESS
         self.temperature, self.top_p = temperature, top_p
         self.logit_bias = {token: MASKED for token in range(vocab_size, model_rows)} or None
         self._forget()
