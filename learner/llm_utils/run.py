@@ -383,7 +383,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     check_context(config, longest)
     check_updates(args.engine, config, device)
     if args.engine == "transformers":
-        check_layers(config)
+        check_layers(config, longest)
     if rank == 0 and (cost := unshared_prompts(config, getattr(args, "group_size", 1))):
         print(cost, file=sys.stderr)
     if args.preflight:

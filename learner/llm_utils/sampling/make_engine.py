@@ -22,7 +22,7 @@ def make_engine(
     """
     sampling = {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}
     if args.engine == "transformers":
-        check_layers(model.config)
+        check_layers(model.config, longest_row)
         return TransformersEngine(model, args.num_envs, vocab_size, **sampling, longest_row=longest_row)
     if args.engine == "vllm":
         from llm_utils.sampling.vllm_engine import VLLMEngine

@@ -181,8 +181,7 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
     if folder is not None:
         adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=True, autocast_adapter_dtype=False)
     else:
-        # peft refuses this layer in these families, as Mamba's kernels read its weights past the adapter.
-        excluded = ["out_proj"] if model.config.model_type in ("falcon_h1", "nemotron_h") else None
+        excluded = WITHOUT_ADAPTERS.get(model.config.get_text_config().model_type)
         config = peft.LoraConfig(
             r=rank, lora_alpha=2 * rank, target_modules="all-linear", exclude_modules=excluded, task_type="CAUSAL_LM"
         )
@@ -248,6 +247,13 @@ def check_finite(model: Any) -> None:
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise ValueError(f"with the adapters, {name:.100} is not finite")
+
+
+# By family: linear layers that get no adapters. peft refuses those whose weights Mamba's kernels read past the adapter,
+# and cannot add to the outputs of routers, which are tuples.
+WITHOUT_ADAPTERS = {
+    **dict.fromkeys(("falcon_h1", "nemotron_h"), ["out_proj"]), **dict.fromkeys(("llama4_text", "phimoe"), ["router"])
+}  # fmt: skip
 
 
 class Float32Linear(nn.Linear):

@@ -55,7 +55,12 @@ def layers_of(config: Any, longest_row: float = math.inf) -> Layers:
         "RWKV layers": model_type == "rwkv",
         "xLSTM layers": model_type == "xlstm",
         "attention to later tokens": getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-        f"only {named}": bool(states) and not getattr(one_layer, "num_attention_heads", None),
+        f"only {named}": bool(states) and not (kinds - states.keys() - MIXING_NO_TOKENS or "hybrid" in kinds),
+        f"only {named}, and no heads": bool(states) and not getattr(one_layer, "num_attention_heads", None),
+        "query temperatures, which count tokens from the beginning of each forward": (
+            bool(getattr(config, "attn_temperature_tuning", False)) and config.floor_scale < longest_row < math.inf
+        ),
+        "a cache that is not kept (Moshi)": model_type == "moshi",
         "no attention heads": not getattr(one_layer, "num_attention_heads", None),
         f"layers of an unknown kind ({', '.join(sorted(unknown))})": bool(unknown),
         "limits of time steps, which transformers ignores in the forward of one token": not unlimited(config),
@@ -90,7 +95,6 @@ def state_name(config: Any, kind: str) -> str:
     return "gated delta net layers" if hasattr(config, "linear_conv_kernel_dim") else ""
 
 
-
 def check_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
     """Raise SystemExit if the tokenizer is larger than the embedding. It may be smaller: the extra rows are never
     sampled."""
@@ -120,9 +124,9 @@ def check_context(config: Any, max_context_tokens: int) -> None:
         )
 
 
-def check_layers(config: Any) -> None:
-    """Raise SystemExit if the transformers engine cannot sample from the model."""
-    if reason := layers_of(config).refused:
+def check_layers(config: Any, longest_row: float = math.inf) -> None:
+    """Raise SystemExit if the transformers engine cannot sample rows of this length from the model."""
+    if reason := layers_of(config, longest_row).refused:
         raise SystemExit(
             f"--engine transformers cannot sample from this model ({config.model_type}), as it has {reason}. "
             "Use --engine vllm or vllm-server"

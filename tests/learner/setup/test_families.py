@@ -269,12 +269,29 @@ def test_a_window_that_is_switched_off_is_none():
         ("GPTNeo", {}, "local attention, which counts columns"),
         ("Gemma3Text", {"use_bidirectional_attention": True}, "attention to later tokens"),
         ("DeepseekV32", {}, "layers of an unknown kind"),
+        ("Moshi", {}, "a cache that is not kept"),
+        ("GraniteMoeHybrid", {"layer_types": ["mamba"] * 2, "num_hidden_layers": 2}, "only Mamba layers"),
     ],
 )
 def test_a_refusal_names_the_true_reason(name, own, reason):
     config = getattr(transformers, name + "Config")(**own)
     with pytest.raises(SystemExit, match=rf"{config.model_type}\), as it has {reason}"):
         model_checks.check_layers(config)
+
+
+def test_llama_4_is_refused_for_rows_whose_queries_have_temperatures():
+    config = transformers.Llama4TextConfig(floor_scale=8192)
+    model_checks.check_layers(config, 8192)
+    with pytest.raises(SystemExit, match="llama4_text., as it has query temperatures"):
+        model_checks.check_layers(config, 8193)
+
+
+@pytest.mark.parametrize("name", ["llama4", "phimoe"])
+def test_adapters_leave_routers_alone(name):
+    model, rows = loading.with_adapters(model_of(family(name)), 2), group()
+    logprobs = forward.policy_forward(model, rows, VOCABULARY, 1.0)[0]
+    logprobs.sum().backward()
+    assert torch.isfinite(logprobs).all()
 
 
 @pytest.mark.parametrize("script", ["grpo_llm", "evaluate_llm"])
