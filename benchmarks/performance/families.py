@@ -10,7 +10,7 @@ Environments with vLLM have other versions of transformers. So a run measures ei
 Trainer: log-probabilities of rows in a batch equal those of each row alone, also for rows that share a prompt;
 gradients are finite; gradient checkpointing changes nothing. Engines: four rows are sampled over two turns, three of
 them with a shared beginning, and each log-probability is compared with the trainer's. vLLM gets new weights between the
-turns. Windows are 8 tokens long and rows up to 67, so that windows matter. A family passes if the largest difference
+turns. Windows have 8 tokens, chunks 128, and rows up to 167, so both matter. A family passes if the largest difference
 is at most 1e-4.
 """
 
@@ -26,7 +26,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,13 +42,15 @@ sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from machine import RESULTS, above_0, given_flags, record_results
 
 from llm_utils import distributed
+from llm_utils.sampling.make_engine import check_updates
 from llm_utils.sampling.transformers_engine import TransformersEngine
+from llm_utils.sampling.vllm_engine import import_vllm
 from llm_utils.setup import loading
 from llm_utils.setup.model_checks import layers_of
 from llm_utils.training import forward
 
 CLOSE = 1e-4
-VOCABULARY, SLOTS, TURN, REPLY, SHARED = 200, 4, 9, 4, 36
+VOCABULARY, SLOTS, TURN, REPLY, SHARED = 200, 4, 9, 4, 136
 LONGEST = SHARED + 9 + 2 * TURN + REPLY  # tokens of the longest row
 
 # Settings of all tiny models, as far as a family knows them.
@@ -70,11 +71,14 @@ LATENT: dict[str, Any] = {
     "kv_lora_rank": 512, "q_lora_rank": 32, "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 32,
     "num_key_value_heads": 4,
 }  # fmt: skip
-GRANITE_4 = MAMBA | {"num_local_experts": 4, "shared_intermediate_size": 64, "attention_multiplier": 0.2}
+GRANITE_4 = MAMBA | {"num_local_experts": 0, "shared_intermediate_size": 64, "attention_multiplier": 0.2}
 
 # family: some of its models, model type, its own settings
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "AFMoE": ("Trinity", "afmoe", EXPERTS | WINDOWS),
+    "AFMoE": (
+        "Trinity", "afmoe",
+        EXPERTS | WINDOWS | {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
+    ),
     "Apertus": ("Apertus 8B", "apertus", {}),
     "Arcee": ("AFM-4.5B", "arcee", {}),
     "Bamba": ("Bamba 9B", "bamba", MAMBA | {"attn_layer_indices": [1, 3]}),
@@ -88,7 +92,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "EXAONE 4": ("EXAONE-4.0-32B", "exaone4", WINDOWS),
     "Falcon-H1": ("Falcon-H1-1.5B", "falcon_h1", MAMBA | {"mamba_d_ssm": 256}),
     "Gemma 2": ("Gemma 2 2B, 9B", "gemma2", WINDOWS | {"query_pre_attn_scalar": 32}),
-    "Gemma 3": ("Gemma 3 270M, 1B, 4B", "gemma3_text", WINDOWS | {"query_pre_attn_scalar": 32}),
+    "Gemma 3": ("Gemma 3 270M, 1B", "gemma3_text", WINDOWS | {"query_pre_attn_scalar": 32}),
     "Gemma 3n": (
         "Gemma 3n E4B", "gemma3n_text",
         WINDOWS | {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 8,
@@ -111,12 +115,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Jamba": ("Jamba v0.1", "jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}),
     "LFM2": (
         "LFM2-1.2B", "lfm2",
-        {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+        {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False, "block_dim": 128,
+         "conv_dim": 128},
     ),
     "Llama 3": ("Llama 3.2 1B, SmolLM2-135M", "llama", {}),
     "Llama 4": (
         "Llama 4 Scout", "llama4_text",
-        {"attention_chunk_size": 8, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 128},
+        {"attention_chunk_size": 128, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 128},
     ),
     "Mamba 2": (
         "Mamba 2 2.8B", "mamba2",
@@ -204,7 +209,10 @@ def largest(one: torch.Tensor, other: torch.Tensor) -> float:
 def measure_trainer(family: str) -> dict[str, Any]:
     """Return the largest differences of log-probabilities and gradients that should be equal."""
     model = load(family)
-    mixed, group = make_rows([46, 41, 33, 20], 12, False), make_rows([46, 46, 44, 43], SHARED, True)
+    mixed, group = (
+        make_rows([46, 41, 33, 20], 12, False),
+        make_rows([SHARED + more for more in (10, 10, 8, 7)], SHARED, True),
+    )
     with torch.no_grad():
         batch = max(
             largest(logprobs(model, rows), torch.cat([logprobs(model, [row]) for row in rows]))
@@ -280,13 +288,18 @@ def measure_engine(family: str) -> dict[str, Any]:
 
 
 def measure_vllm(family: str) -> dict[str, Any]:
-    """Return the largest gap of vLLM in this process, with the first weights and after an update."""
+    """Return the largest gap of vLLM in this process, with the first weights and after an update, or the reason of a
+    refusal."""
     from llm_utils.sampling.vllm_engine import VLLMEngine
 
-    model = load(family)
+    try:
+        check_updates("vllm", tiny_config(family), torch.device("cpu"))
+    except SystemExit as refusal:
+        return {"refused": str(refusal).removeprefix("--engine vllm: ").partition(". ")[0]}
+    model, first = load(family), load(family)  # before vLLM changes classes of transformers
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        engine = VLLMEngine(folder, SLOTS, VOCABULARY, max_model_len=128)
+        engine = VLLMEngine(folder, SLOTS, VOCABULARY, max_model_len=256)
 
         def change_weights() -> None:
             with torch.no_grad():
@@ -296,7 +309,7 @@ def measure_vllm(family: str) -> dict[str, Any]:
 
         before, after = play(engine, change_weights)
         engine.close()
-    return {"gap": gap(load(family), before), "gap after an update": gap(model, after)}
+    return {"gap": gap(first, before), "gap after an update": gap(model, after)}
 
 
 def in_child(family: str, seconds: float) -> dict[str, Any]:
@@ -308,7 +321,11 @@ def in_child(family: str, seconds: float) -> dict[str, Any]:
         return {"failed": f"no result after {seconds:.0f} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode == 0 and lines:
-        return json.loads(lines[-1])
+        found = json.loads(lines[-1])
+        causes = re.findall(r"\w+Error: .*", done.stdout.rpartition("{")[0])  # vLLM's log
+        if causes and "check the logs" in found.get("failed", ""):
+            found["failed"] = causes[-1]
+        return found
     said = [line for line in done.stderr.splitlines() if line.strip()]
     return {"failed": said[-1].strip() if said else f"its process ended with status {done.returncode}"}
 
@@ -398,7 +415,9 @@ def main() -> None:
         print(json.dumps(attempt(measure_vllm, args.child)))
         return
     columns = args.columns or ("vllm" if find_spec("vllm") else "transformers")
-    packages = ["torch", "transformers", *(["vllm"] if columns == "vllm" else [])]
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    if columns == "vllm":
+        versions["vLLM"] = import_vllm().__version__
     path, record = RESULTS / "families.json", {}
     if path.is_file():
         record = json.loads(path.read_text())["results"]
@@ -419,9 +438,7 @@ def main() -> None:
         print(f"{family}: {said}", flush=True)
     rows = {family: rows[family] for family in FAMILIES if family in rows}
     environments = record.get("environments", {})
-    environments["vLLM" if columns == "vllm" else "trainer and transformers engine"] = {
-        package: version(package) for package in packages
-    }
+    environments["vLLM" if columns == "vllm" else "trainer and transformers engine"] = versions
     table = make_table(rows, environments)
     print(table)
     command = "python benchmarks/performance/families.py" + given_flags(parser, args, "families", "columns", "limit")

@@ -55,7 +55,11 @@ from llm_utils.trajectory import Trajectory, Turn
 ENV_ID = "AgentR1/MultihopWorld-v0"
 RANK = 16
 Pair = tuple[Callable[[], Any], Callable[[], Any]]  # the work as it was before a change, and after it
-# A model for seconds of a CPU, which is mostly a head.
+# Models for seconds of a CPU: layers of SmolLM2-135M, and mostly a head.
+LAYERS = LlamaConfig(
+    hidden_size=576, num_hidden_layers=4, num_attention_heads=9, num_key_value_heads=3, intermediate_size=1536,
+    vocab_size=2_048, tie_word_embeddings=True,
+)  # fmt: skip
 HEAD = LlamaConfig(
     hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=128, vocab_size=20_000,
     tie_word_embeddings=True,
@@ -153,6 +157,15 @@ def with_entropies_again() -> Any:
         return checkpoint(further, *arguments, **options)
 
     return mock.patch.object(forward, "checkpoint", whole)
+
+
+def with_forward_of_peft() -> Any:
+    """LoRA layers have peft's own forward."""
+    from peft.tuners.lora import Linear
+
+    from llm_utils.setup.lora import FusedLinear
+
+    return mock.patch.object(FusedLinear, "forward", Linear.forward)
 
 
 # -------------------------------------------------------------------------------------------------------- the work
@@ -279,12 +292,18 @@ def cpu_rows(job: Job, folder: str) -> dict[str, Callable[[], Pair]]:
 
         return pair
 
+    def lora_step() -> Pair:
+        save_model(LAYERS, folder, device, torch.float32)
+        step = step_of(load(folder, device, RANK), gpu.make_rows(gpu.Shape(1, 256, 8), LAYERS.vocab_size))
+        return under(with_forward_of_peft, step), step
+
     episodes = len(job.episodes)
     return {
         f"1. LoRA {RANK}: rollout of {episodes} episodes": lora_rollout,
         "2. step with a head of 20,000 tokens, in 8 parts": entropies,
         f"6. score and update of {episodes} episodes, 4 minibatches": scores(4),
         "6. the same, 1 minibatch": scores(1),
+        f"7. LoRA {RANK}: step of 256 tokens": lora_step,
     }
 
 
@@ -363,6 +382,10 @@ def gpu_rows(folder: str, device: torch.device, tokens: int) -> dict[str, Callab
         work = step(one)
         return under(with_entropies_again, work), work
 
+    def adapters() -> Pair:
+        work = step(one, rank=RANK)
+        return under(with_forward_of_peft, work), work
+
     def compiled(shape: gpu.Shape) -> Callable[[], Pair]:
         return lambda: (step(shape), step(shape, compiled=True))
 
@@ -372,6 +395,7 @@ def gpu_rows(folder: str, device: torch.device, tokens: int) -> dict[str, Callab
     def everything(shape: gpu.Shape, rank: int) -> Callable[[], Pair]:
         def pair() -> Pair:
             before = under(with_entropies_again, under(without_cudnn, step(shape, budget, rank)))
+            before = under(with_forward_of_peft, before) if rank else before
             return before, step(shape, rank=rank, checkpointing=False, compiled=True)
 
         return pair
@@ -392,6 +416,7 @@ def gpu_rows(folder: str, device: torch.device, tokens: int) -> dict[str, Callab
         f"2. step, {one}": entropies,
         f"6. score and update, {several}, 4 minibatches": scores(4),
         "6. the same, 1 minibatch": scores(1),
+        f"7. LoRA {RANK}: step, {one}": adapters,
         f"5. microbatches of {budget:,} and {tokens:,} tokens, {several}": lambda: (
             step(several, budget),
             step(several),
@@ -404,7 +429,7 @@ def gpu_rows(folder: str, device: torch.device, tokens: int) -> dict[str, Callab
             f"5. no gradient checkpointing, {shape}": kept(shape),
             f"2 to 5. Together, {shape}": everything(shape, 0),
         }
-    return rows | {f"2 to 5. Together, LoRA {RANK}, {shape}": everything(shape, RANK) for shape in (one, several)}
+    return rows | {f"2 to 5, 7. Together, LoRA {RANK}, {shape}": everything(shape, RANK) for shape in (one, several)}
 
 
 def decoding(policy: Any, rows: int) -> Callable[[], None]:

@@ -437,7 +437,7 @@ def test_families_keep_the_columns_of_the_other_environment(tmp_path, monkeypatc
         "measure_engine": lambda _: {"refused": "windows of 8 tokens"},
         "registered": lambda _: True,
         "in_child": lambda *_: {"gap": 3e-3},
-        "version": lambda package: f"of {package}",
+        "import_vllm": lambda: argparse.Namespace(__version__="0.32"),
     }.items():
         monkeypatch.setattr(families, name, found)
     for module in (families, machine):
