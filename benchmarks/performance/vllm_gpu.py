@@ -30,7 +30,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from gpu import MODELS, PROMPT, WARM, WRITTEN, wait
-from machine import from_1, given_flags, record_results, require_quiet_machine
+from machine import from_0, from_1, given_flags, record_results, require_quiet_machine
 from transformers import AutoModelForCausalLM
 
 from llm_utils import distributed
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["SmolLM2-135M", "Qwen3-0.6B"])
     parser.add_argument("--rows", nargs="+", type=from_1, default=[64, 256], help="that write at the same time")
     parser.add_argument("--episodes", type=from_1, default=2_560, help="of each learner")
-    parser.add_argument("--seed", type=int, default=1, help="of each learner")
+    parser.add_argument("--seed", type=from_0, default=1, help="of each learner")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a rehearsal with small defaults")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)  # in a child process: a step, and its file
