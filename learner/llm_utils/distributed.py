@@ -282,7 +282,8 @@ def weights(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if ".lora_" in name:
             continue
         weight = full(parameter.detach())
-        layer, _, kind = name.partition(".base_layer.")
-        if kind == "weight":
-            weight = weight + full(adapted[layer].get_delta_weight("default").detach()).to(weight.dtype)
+        first, *inner = name.split(".base_layer")  # peft wraps the experts of a layer once for each of their parameters
+        for wrapper in (adapted.get(first + ".base_layer" * depth) for depth in range(len(inner))):
+            if wrapper is not None and inner[-1] == f".{getattr(wrapper, 'parameter_name', 'weight')}":
+                weight = weight + full(wrapper.get_delta_weight("default").detach()).to(weight.dtype)
         yield name.replace(".base_layer", ""), weight

@@ -33,7 +33,7 @@ from llm_utils.sampling.rollout import Sampler, Tasks, all_tasks, check_playable
 from llm_utils.setup import memory_flags, threads
 from llm_utils.setup.curriculum import check_reach, horizon, stages
 from llm_utils.setup.environments import evaluation_split, ids_of, one_each, print_defaults
-from llm_utils.setup.loading import choose_dtype, load_policy, on_experts, read_config
+from llm_utils.setup.loading import choose_dtype, load_policy, read_config
 from llm_utils.setup.model_checks import check_context, check_layers, check_vocabulary
 from llm_utils.setup.pass_rates import task_probabilities
 from llm_utils.setup.preflight import measure, preflight, unshared_prompts
@@ -402,8 +402,6 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     loading = {"dtype": dtype, "float32_head": args.float32_head, "compiled": args.compile}
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
-    if args.lora_rank and on_experts(policy) and (args.engine != "transformers" or world_size > 1):
-        raise SystemExit("--lora-rank: adapters of experts cannot be merged; use --engine transformers, one process")
     check_vocabulary(policy, vocab_size)
     if args.preflight and device.type == "cuda":  # measured instead of estimated, as it is quick
         bonus = getattr(args, "ent_coef", 0.0) != 0
@@ -445,7 +443,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         optimizer=optimizer,
         saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank, with_model=args.save_model),
         # with adapters a merged copy samples, as two more products for each linear layer would slow down every token
-        in_place=args.engine == "transformers" and world_size == 1 and (not args.lora_rank or on_experts(policy)),
+        in_place=args.engine == "transformers" and world_size == 1 and not args.lora_rank,
         state=state,
         queued=state["iteration"],
     )

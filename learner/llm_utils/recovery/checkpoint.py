@@ -351,6 +351,10 @@ def save_model(policy: Any, folder: Path, tokenizer: str | None, chat_template: 
         return
     model, is_new = policy.get_base_model() if hasattr(policy, "get_base_model") else policy, not folder.exists()
     content = "the model"
+    buffers = dict(model.named_buffers())
+    for name, value in model.state_dict().items():  # no learner trains buffers, but some models cannot do without
+        if name in buffers:
+            state[name.replace(".base_layer", "")] = value.cpu()
     try:
         save_policy(model, folder, state)
         content = "the tokenizer of the model"

@@ -190,11 +190,6 @@ def with_adapters(model: PreTrainedModel, rank: int, folder: Path | None = None)
     return adapted
 
 
-def on_experts(model: Any) -> bool:
-    """Return True if peft put adapters on parameters of experts, which `distributed.weights` cannot merge."""
-    return any(name.endswith(".base_layer.base_layer") for name, _ in model.named_modules())
-
-
 def check_adapter_folder(folder: str) -> None:
     """Raise SystemExit if a folder holds no adapters."""
     if not (Path(folder) / "adapter_config.json").is_file():

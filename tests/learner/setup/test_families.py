@@ -11,6 +11,7 @@ import torch
 import transformers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from llm_utils.recovery import checkpoint
 from llm_utils.sampling import graphs, slots
 from llm_utils.sampling.slot_cache import bytes_per_token
 from llm_utils.sampling.transformers_engine import TransformersEngine
@@ -312,6 +313,28 @@ def test_an_iteration_with_windows(learn, tmp_path, vocab_size, name):
     events = EventAccumulator(str(run_dir)).Reload()
     gap, norm = (events.Scalars(tag)[0].value for tag in ("sampler/gap_max", "losses/grad_norm"))
     assert gap < 1e-4 and 0 < norm < math.inf
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("name", ["gemma4", "lfm2_moe"])
+def test_a_saved_model_keeps_its_buffers(name, lora_rank, tmp_path):
+    if name == "lfm2_moe":
+        shape = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2}
+        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 4, "num_dense_layers": 0}
+        layers = ["conv", "full_attention"]
+        model = model_of(transformers.Lfm2MoeConfig(**shape, **GROUPED, layer_types=layers, vocab_size=VOCABULARY))
+    else:
+        model = model_of(family(name))
+    stored = [buffer for key, buffer in model.named_buffers() if key in model.state_dict()]
+    assert stored
+    for buffer in stored:
+        torch.nn.init.uniform_(buffer, 0.3, 0.6)
+    ids = torch.arange(3, 43)[None]
+    before = model(ids, use_cache=False).logits
+    policy = loading.with_adapters(model, lora_rank) if lora_rank else model
+    checkpoint.save_model(policy, tmp_path / "model", None)
+    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()(ids, use_cache=False).logits
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------------------- dropout

@@ -159,12 +159,23 @@ def test_there_is_no_dropout_under_gradient_checkpointing(tmp_path, made_up_rows
     torch.testing.assert_close(plain, checkpointed, atol=1e-5, rtol=1e-5)
 
 
-def test_adapters_of_experts_are_known(vocab_size):
-    """They cannot be merged into a copy, so the sampler uses the trained weights themselves."""
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "vocab_size": vocab_size}
-    for config, found in (
-        (transformers.MixtralConfig(**shape, num_local_experts=4), True), (transformers.Qwen2Config(**shape), False)
-    ):  # fmt: skip
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        assert loading.on_experts(loading.with_adapters(model, 2)) is found
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "Qwen3Next"])
+def test_adapters_of_experts_are_merged_for_a_sampler(kind):
+    config = getattr(transformers, kind + "Config")(
+        vocab_size=60, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, num_experts=4, num_experts_per_tok=2,
+        shared_expert_intermediate_size=24, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=8, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    sampler = transformers.AutoModelForCausalLM.from_config(config).eval()
+    policy = loading.with_adapters(transformers.AutoModelForCausalLM.from_config(config), 2).eval()
+    adapters = {name: p for name, p in policy.named_parameters() if "lora_" in name}
+    assert any(".experts." in name for name in adapters)
+    with torch.no_grad():
+        for parameter in adapters.values():
+            torch.nn.init.normal_(parameter, std=0.3)
+        sampler.load_state_dict(dict(distributed.weights(policy)), strict=True)
+        ids = torch.arange(3, 43)[None]
+        logits = [model(ids, use_cache=False).logits for model in (sampler, policy)]
+        torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
