@@ -129,5 +129,5 @@ def check_layers(config: Any, longest_row: float = math.inf) -> None:
     if reason := layers_of(config, longest_row).refused:
         raise SystemExit(
             f"--engine transformers cannot sample from this model ({config.model_type}), as it has {reason}. "
-            "Use --engine vllm or vllm-server"
+            "Use --engine vllm or vllm-server, if vLLM has this model"
         )
