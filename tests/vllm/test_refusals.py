@@ -64,14 +64,14 @@ def test_another_kind_of_server(policy_folder, pages):
 def test_a_server_without_the_routes(policy_folder, pages):
     routes = {"/openapi.json": {"paths": {"/pause": {}, "/resume": {}}}, "/version": {"version": "0.11.0"}}
     message = refusal(pages(routes), policy_folder)
-    assert "vLLM 0.11.0 has no /collective_rpc, /inference/v1/generate, /server_info, /update_weight" in message
+    assert "vLLM 0.11.0 lacks /collective_rpc, /inference/v1/generate, /server_info, /update_weight" in message
 
 
 def test_a_server_with_another_model(server, policy_folder, tmp_path):
     config = AutoConfig.from_pretrained(policy_folder)
     config.num_hidden_layers += 1
     config.save_pretrained(tmp_path)
-    assert "num_hidden_layers is 3, not 4" in refusal(server.url, tmp_path)
+    assert "whose num_hidden_layers is 3, but the trainer's" in refusal(server.url, tmp_path)
 
 
 def test_a_server_with_another_tokenizer(server, policy_folder, tmp_path):
@@ -88,7 +88,7 @@ def test_a_server_with_another_tokenizer(server, policy_folder, tmp_path):
     "module, message",
     [
         ("raise ImportError('No module named vllm')", "pip install 'agent-r1[vllm]'"),
-        ("__version__ = '0.11.0'", "--engine vllm needs vLLM 0.32 or newer, this is 0.11.0"),
+        ("__version__ = '0.11.0'", "--engine vllm needs vLLM 0.32 or newer, but this is 0.11.0"),
     ],
 )
 def test_vllm_is_missing_or_old(policy_folder, tmp_path, module, message):
