@@ -57,7 +57,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         intermediate_size=9728, vocab_size=151_936, tie_word_embeddings=True, max_position_embeddings=32_768,
     ),
     "tiny": lambda: LlamaConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128,
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=128,
         vocab_size=1_000, tie_word_embeddings=True, max_position_embeddings=32_768,
     ),
 }  # fmt: skip
