@@ -273,6 +273,11 @@ def test_no_tree_of_rows_is_made(name):
     assert not model_checks.layers_of(model.config, 100).refused
 
 
+def test_slots_without_states_refuse_a_model_that_keeps_them():
+    with pytest.raises(ValueError, match=r"SlotModel keeps no states, .*lfm2.* has convolution layers: .*make_slots"):
+        slots.SlotModel(model_of("lfm2"), 2, VOCABULARY)
+
+
 FLAGS = ["--tokenizer", "byte", "--num-envs", 4, "--env-kwargs", '{"max_turns": 2, "max_action_tokens": 6}']
 FLAGS += ["--episodes-per-iteration", 8, "--group-size", 4, "--total-episodes", 8, "--num-minibatches", 1]
 FLAGS += ["--eval-episodes", 0, "--checkpoint-every", 0, "--num-threads", 1, "--gradient-checkpointing", "on"]
