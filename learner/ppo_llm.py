@@ -252,7 +252,7 @@ class Critic(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map tokens [B, T] to values [B, T]: entry t is the value of the state that ends with token t."""
         train_checkpointed_layers(self.backbone)
-        wide_ids = cudnn_attention.widen(ids, self.backbone.config)
+        wide_ids = cudnn_attention.widen(ids, self.backbone)
         states = self.backbone(input_ids=wide_ids, use_cache=False).last_hidden_state[:, : ids.shape[1]]
         return self.head(states.float())[..., 0]
 

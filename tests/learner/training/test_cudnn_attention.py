@@ -22,6 +22,7 @@ def hopper(monkeypatch):
     """Take this device for one of compute capability 9.0. The registered attention is restored afterwards."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention.sdpa_attention_forward)
     monkeypatch.setattr(cudnn_attention, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(cudnn_attention, "DTYPES", (torch.float32, torch.float64))  # a CPU is exact only in these
     cudnn_attention.register(CPU)
 
 
@@ -107,6 +108,18 @@ def test_trees_and_windows_keep_their_masks(small_model, vocab_size, hopper, cal
         forward.policy_forward(small_model("qwen2"), rows, vocab_size, 1.0)
         forward.policy_forward(small_model("sliding window"), rows[:1], vocab_size, 1.0)
     assert calls == [(2127, 2127, False)] * 2 + [(2560, 2560, True), (2560, 2560, False)]
+
+
+@pytest.mark.parametrize("reason", ["", "float32", "eager", "windows"])
+def test_no_row_is_padded_that_cudnn_would_not_take(small_model, vocab_size, monkeypatch, reason):
+    monkeypatch.setattr(cudnn_attention, "capability", lambda device: (9, 0))
+    model = small_model("sliding window", "eager" if reason == "eager" else "sdpa")  # in one of two layers
+    if reason == "windows":
+        model.config.layer_types = ["sliding_attention"] * 2
+    if reason != "float32":
+        model.bfloat16()
+    wide = cudnn_attention.widen(torch.zeros(1, 2100, dtype=torch.long), model)
+    assert wide.shape[1] == (2100 if reason else 2560)
 
 
 def test_no_row_is_padded_beyond_the_positions_of_its_model(small_model, vocab_size, hopper, calls):
