@@ -117,6 +117,11 @@ def read_config(source: str | Path) -> Any:
     return found
 
 
+def no_advice(record: Any) -> bool:
+    """Return False for transformers' advice to install the package of a faster kernel."""
+    return "is falling back to its reference PyTorch implementation" not in record.getMessage()
+
+
 def load_policy(
     source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False,
     dtype: torch.dtype | None = None, float32_head: bool = False, compiled: bool = False,
@@ -131,6 +136,8 @@ def load_policy(
     """
     if device.type == "cuda":  # cuDNN plans attention again for every length, so for every token (docs/performance.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
+    else:  # on a CPU, transformers advises to install kernels for GPUs
+        logging.get_logger("transformers.integrations.hub_kernels").addFilter(no_advice)
     cudnn_attention.register(device)  # it turns cuDNN on for long rows in training
     dtype = dtype or choose_dtype("auto", device)
     lora_rank = args.lora_rank if args is not None else 0
