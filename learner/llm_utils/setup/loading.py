@@ -72,6 +72,23 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
+def without_report_of_unused_weights() -> Iterator[None]:
+    """Silence transformers' report that a model without a head does not use the file's head. Reports of missing weights
+    stay."""
+    log = logging.get_logger("transformers.modeling_utils")
+
+    def counts(record: Any) -> bool:
+        text = record.getMessage()
+        return "LOAD REPORT" not in text or any(status in text for status in ("MISSING", "MISMATCH", "CONVERSION"))
+
+    log.addFilter(counts)
+    try:
+        yield
+    finally:
+        log.removeFilter(counts)
+
+
+@contextmanager
 def size_mismatch_as_value_error() -> Iterator[None]:
     """Raise a plain ValueError if the sizes of weights differ from the config's, and suppress transformers' table."""
     log = logging.get_logger("transformers.modeling_utils")

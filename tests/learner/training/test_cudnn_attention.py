@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from ppo_llm import Critic
 from torch.nn.attention import SDPBackend
 from transformers import AttentionInterface
@@ -155,6 +156,14 @@ def test_a_critic_uses_it_too(policy_folder, vocab_size, request, calls):
     assert calls == [(2048, 2048, True)] * 4
     assert values.shape == plain.shape == (2, 1900)
     assert (values - plain).abs().max() <= 1e-6 * plain.abs().max()
+
+
+def test_a_critic_is_made_without_a_report_of_the_unused_head(small_model, tmp_path, monkeypatch):
+    small_model("qwen2").save_pretrained(tmp_path)
+    said, log = [], transformers.logging.get_logger("transformers.modeling_utils")
+    monkeypatch.setattr(log, "callHandlers", lambda record: said.append(record.getMessage()))
+    Critic(tmp_path, SimpleNamespace(gradient_checkpointing="off"), torch.float32)
+    assert not said
 
 
 def test_a_microbatch_counts_the_padding(vocab_size, hopper):
