@@ -32,7 +32,7 @@ from llm_utils.returns import whiten
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, kwargs_of_each, plain_errors
-from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars
+from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars, without_report_of_unused_weights
 from llm_utils.training import cudnn_attention
 from llm_utils.training.forward import check_finite, pad, policy_forward, train_checkpointed_layers
 from llm_utils.training.metrics import TokenMeans
@@ -241,7 +241,7 @@ class Critic(nn.Module):
 
     def __init__(self, source: str, args: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        with without_bars():
+        with without_bars(), without_report_of_unused_weights():
             self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
         self.head = nn.Linear(self.backbone.config.get_text_config().hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
@@ -252,7 +252,7 @@ class Critic(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map tokens [B, T] to values [B, T]: entry t is the value of the state that ends with token t."""
         train_checkpointed_layers(self.backbone)
-        wide_ids = cudnn_attention.widen(ids, self.backbone.config)
+        wide_ids = cudnn_attention.widen(ids, self.backbone)
         states = self.backbone(input_ids=wide_ids, use_cache=False).last_hidden_state[:, : ids.shape[1]]
         return self.head(states.float())[..., 0]
 

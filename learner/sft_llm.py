@@ -36,7 +36,7 @@ from llm_utils.recovery import checkpoint, disk, signals
 from llm_utils.setup import memory_flags, threads
 from llm_utils.setup.environments import env_kwargs, plain_errors, print_defaults
 from llm_utils.setup.loading import choose_dtype, load_policy
-from llm_utils.setup.model_checks import check_vocabulary
+from llm_utils.setup.model_checks import check_vocabulary, layers_of
 from llm_utils.setup.sources import config_files, fit_environment, model_files, model_source, tokenizer_source
 from llm_utils.training.forward import microbatches, policy_forward
 from llm_utils.training.optimizer import Float32AdamW
@@ -387,4 +387,5 @@ if __name__ == "__main__":
     summarize(finished=True)
     progress.close()
     writer.close()
-    print(last_lines(run_dir, Path(args.out or run_dir / "model"), args))
+    refused = layers_of(policy.config).refused
+    print(last_lines(run_dir, Path(args.out or run_dir / "model"), args, refused))

@@ -141,7 +141,7 @@ def run(case: dict[str, Any]) -> dict[str, float]:
 
     from llm_utils import distributed
     from llm_utils.recovery import checkpoint
-    from llm_utils.sampling import slots
+    from llm_utils.sampling.slot_states import make_slots
     from llm_utils.sampling.transformers_engine import TransformersEngine
     from llm_utils.setup import loading, preflight
     from llm_utils.training import forward, optimizer
@@ -179,7 +179,7 @@ def run(case: dict[str, Any]) -> dict[str, float]:
     ]
     if merged is not None:
         TransformersEngine(merged, 1, vocab_size).update(distributed.weights(policy), 0)
-    model = slots.SlotModel(merged or policy, args.num_envs, vocab_size)
+    model = make_slots(merged or policy, args.num_envs, vocab_size)
     for _ in model.prefill({slot: rng.integers(vocab_size, size=longest - 2) for slot in range(args.num_envs)}):
         pass
     everyone = np.arange(args.num_envs)

@@ -146,7 +146,7 @@ class Common:
     """recompute activations in the backward pass: less memory, more time. auto: on if the run does not fit without"""
     microbatch_tokens: int | Literal["auto"] = "auto"
     """tokens, with padding, in one forward and backward. Fewer need less memory; the gradient is the same (except for
-    rounding, in bf16). auto: 4096, and on a GPU the largest of 4096, 8192, 16384 and 32768 that fits"""
+    rounding, in bf16). auto: 4096, and on a GPU up to 32768 if they fit"""
     preflight: bool = True
     """compute the memory that the run needs, and stop before the start if it does not fit"""
 

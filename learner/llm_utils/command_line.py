@@ -10,7 +10,7 @@ import sys
 import textwrap
 from functools import partial
 from itertools import pairwise, zip_longest
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -36,10 +36,12 @@ def read(kind: type[ArgsT], default: ArgsT | None = None, **options: Any) -> Arg
     parser.add_argument("--config", nargs="?", const="")
     words = sys.argv[1:] if options.get("args") is None else options["args"]
     config = parser.parse_known_args(words)[0].config
-    for flag, value in pairwise(part for word in words for part in word.split("=", 1)):
+    for flag, value in pairwise([*(part for word in words for part in word.split("=", 1)), "--"]):
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and hints.get(name) is bool and value.lower() in VALUES:
             raise SystemExit(f"{flag} takes no value: write {flag}, or --no-{flag[2:]}")
+        if flag.startswith("--") and get_origin(hints.get(name)) is Literal and value.startswith("--"):
+            raise SystemExit(f"{flag} needs a value: {', '.join(get_args(hints[name]))}")
     if config is not None:
         initial |= config_file.read(config, hints)
     groups: dict[str, list[Any]] = {title: [] for _, title in texts.values()}

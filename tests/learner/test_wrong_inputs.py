@@ -66,6 +66,8 @@ CHECKED = {
     "grpo_llm --no-cuda --deterministic --engine vllm": "--deterministic is incompatible with --engine vllm",
     "grpo_llm --track false": "--track takes no value: write --track, or --no-track",
     "grpo_llm --cuda=False": "--cuda takes no value: write --cuda, or --no-cuda",
+    "grpo_llm --gradient-checkpointing": "--gradient-checkpointing needs a value: auto, on, off$",
+    "ppo_llm --gradient-checkpointing --seed 3": "--gradient-checkpointing needs a value: auto, on, off$",
     "sft_llm --only-successes yes": "--only-successes takes no value",
     "grpo_llm --data-dir nowhere": "--data-dir nowhere: there is no such file or folder",
     "grpo_llm --config": "--config is empty",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,11 @@ def as_html(texts: Sequence[tuple[str, str]]) -> str:
     return "".join(f"<p>{html.escape(heading)}</p><pre>{html.escape(text)}</pre>" for heading, text in texts)
 
 
-def last_lines(run_dir: Path, model: Path, args: Any) -> str:
+def last_lines(run_dir: Path, model: Path, args: Any, refused: str = "") -> str:
     """Return the last lines of a training run: its folder, the model's, and commands to copy.
 
-    There are no commands for files that were not written.
+    There are no commands for files that were not written. `refused` says why --engine transformers cannot sample from
+    the model ("": it can). Then vLLM samples in the commands. If it is not installed, a line reports it instead.
     """
     saved, kept = (model / "config.json").is_file(), run_dir / "checkpoint"
     lines = []
@@ -139,19 +141,25 @@ def last_lines(run_dir: Path, model: Path, args: Any) -> str:
         each = evaluations(run_dir, model, args)
     elif (kept / "policy" / "adapter_config.json").is_file():
         each = _for_each_id(["--adapter", str(kept / "policy")], args)
-    lines += [("evaluate it", commands.script_beside("evaluate_llm.py", *flags)) for flags in each]
+    engine = ["--engine", "vllm"] if refused else []
+    sampled = not refused or find_spec("vllm") is not None
+    each = each if sampled else []
+    lines += [("evaluate it", commands.script_beside("evaluate_llm.py", *flags, *engine)) for flags in each]
     if hasattr(args, "total_episodes"):
         if (kept / "state.json").is_file():
             further = commands.resume(run_dir, "--total-episodes", str(2 * args.total_episodes))
             lines.append(("train further", further))
-    elif saved:
+    elif saved and sampled:
         name = str(run_dir if model.parent == run_dir else model)
         small = args.model in ("scratch", "tiny")  # in another folder it would get the rate of a pretrained model
         rate = ["--learning-rate", "3e-4"] if small else []
-        improve = commands.script_beside("grpo_llm.py", "--model", name, *rate, *_environment_flags(args))
+        improve = commands.script_beside("grpo_llm.py", "--model", name, *rate, *_environment_flags(args), *engine)
         lines.append(("improve it", improve))
     where = f"written to {run_dir}" + f", the model to {model}" * saved
-    return "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in lines)])
+    text = "\n".join([printable(where), *(f"  {title + ':':15}{command}" for title, command in lines)])
+    if not sampled:
+        text += f"\n  no engine here samples from this model, as it has {refused}; try vLLM, if it has this model"
+    return text
 
 
 def evaluations(run_dir: Path, model: Path, args: Any) -> list[list[str]]:

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from llm_utils.setup.model_checks import KEEPING_A_STATE, MIXING_NO_TOKENS
+from llm_utils.setup.model_checks import WITHOUT_KEYS
 
 Array = np.ndarray
 GPU_SHARE = 0.25  # share of a GPU's memory for the smallest store; if all rows fit, it is allocated at once
 
-WITHOUT_KEYS = (KEEPING_A_STATE | MIXING_NO_TOKENS) - {"hybrid"}  # kinds of layers; a hybrid one also attends
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:

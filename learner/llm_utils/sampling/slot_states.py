@@ -58,9 +58,11 @@ class StateSlots(SlotModel):
     """A SlotModel for layers with states, which a store keeps beside its keys and values.
 
     During a forward, transformers' own cache layers hold the states of its rows. A padded token would change a state,
-    so new tokens run in parts without padding. A state cannot go back, so an episode reuses nothing of the slot's
+    so new tokens run in parts without padding. A state cannot be rewound, so an episode reuses nothing of the slot's
     previous episode.
     """
+
+    KEEPS_STATES = True
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
         super().__init__(model, num_slots, vocab_size, longest_row)

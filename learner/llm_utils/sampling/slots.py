@@ -31,12 +31,14 @@ class SlotModel:
     """A causal model with `num_slots` episodes. The cache holds `length[slot]` tokens of an episode.
 
     A new episode begins with `begin`. Raise ValueError for a model whose layers need more of a row than its keys and
-    values, or columns instead of positions. `longest_row` is the maximum of a row's tokens.
+    values, or columns instead of positions. `slot_states.make_slots` also takes models with states. `longest_row` is
+    the maximum of a row's tokens.
     """
 
     PREFILL_TOKENS = 8192  # tokens, padding counted, in one forward of new tokens
     CAPACITY = 256  # tokens of the smallest store, more if that takes little memory: each store costs a forward
     RECORDED = ("cuda",)  # devices with CUDA graphs for the forward of one token per row
+    KEEPS_STATES = False
     SHARED = 32  # minimum length of a prefix that is computed once and copied to the rows that share it
 
     def __init__(self, model: PreTrainedModel, num_slots: int, vocab_size: int, longest_row: float = math.inf) -> None:
@@ -44,6 +46,11 @@ class SlotModel:
         if reason := self.layers.refused:
             raise ValueError(
                 f"the transformers engine cannot sample from this model ({model.config.model_type}), as it has {reason}"
+            )
+        if self.layers.states and not self.KEEPS_STATES:
+            raise ValueError(
+                f"{type(self).__name__} keeps no states, and this model ({model.config.model_type}) has "
+                f"{' and '.join(self.layers.states.values())}: use slot_states.make_slots"
             )
         self.model, self.num_slots, self.vocab_size, self.longest_row = model, num_slots, vocab_size, longest_row
         self.device = model.device  # cached: the model's property is slow

@@ -72,6 +72,23 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
+def without_report_of_unused_weights() -> Iterator[None]:
+    """Silence transformers' report that a model without a head does not use the file's head. Reports of missing weights
+    stay."""
+    log = logging.get_logger("transformers.modeling_utils")
+
+    def counts(record: Any) -> bool:
+        text = record.getMessage()
+        return "LOAD REPORT" not in text or any(status in text for status in ("MISSING", "MISMATCH", "CONVERSION"))
+
+    log.addFilter(counts)
+    try:
+        yield
+    finally:
+        log.removeFilter(counts)
+
+
+@contextmanager
 def size_mismatch_as_value_error() -> Iterator[None]:
     """Raise a plain ValueError if the sizes of weights differ from the config's, and suppress transformers' table."""
     log = logging.get_logger("transformers.modeling_utils")
@@ -117,6 +134,11 @@ def read_config(source: str | Path) -> Any:
     return found
 
 
+def no_advice(record: Any) -> bool:
+    """Return False for transformers' advice to install the package of a faster kernel."""
+    return "is falling back to its reference PyTorch implementation" not in record.getMessage()
+
+
 def load_policy(
     source: str | Path, device: torch.device, args: Any = None, resumed: Path | None = None, whole: bool = False,
     dtype: torch.dtype | None = None, float32_head: bool = False, compiled: bool = False,
@@ -131,6 +153,8 @@ def load_policy(
     """
     if device.type == "cuda":  # cuDNN plans attention again for every length, so for every token (docs/performance.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
+    else:  # on a CPU, transformers advises to install kernels for GPUs
+        logging.get_logger("transformers.integrations.hub_kernels").addFilter(no_advice)
     cudnn_attention.register(device)  # it turns cuDNN on for long rows in training
     dtype = dtype or choose_dtype("auto", device)
     lora_rank = args.lora_rank if args is not None else 0

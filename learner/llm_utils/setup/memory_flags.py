@@ -118,7 +118,7 @@ def choose_for_rows(args: Any, policy: Any, source: str, longest_row: int, vocab
         )  # fmt: skip
 
     report, smaller = choose(args, device, longest_row, estimate)
-    if args.gradient_checkpointing == "on" != was:
+    if args.gradient_checkpointing == "on" and was != "on":
         enable_gradient_checkpointing(policy)
     if on_gpu:
         check(args, policy, report, smaller, lambda: measure(policy, args.microbatch_tokens, longest_row, vocab_size))

@@ -28,6 +28,7 @@ class Layers(NamedTuple):
 ATTENDING_TO_ALL = {"full_attention", "attention"}
 MIXING_NO_TOKENS = {"moe", "mlp"}
 KEEPING_A_STATE = {"linear_attention", "recurrent", "conv", "hybrid"}  # "recurrent": RecurrentGemma until 5.16
+WITHOUT_KEYS = (KEEPING_A_STATE | MIXING_NO_TOKENS) - {"hybrid"}  # kinds of layers; a hybrid one also attends
 KEPT = {  # families whose states the slots keep; their code continues several tokens from a state
     "bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text",
     "qwen3_5_text", "qwen3_next",

@@ -81,7 +81,7 @@ def with_fallback(function: Function, compiled: Function, name: str, failed: lis
                 raise
             except Exception as error:
                 failed.append(describe_error(error))
-                problem = f"--compile: this model's {name} cannot be compiled, and run as before"
+                problem = f"--compile: this model's {name} cannot be compiled; they run uncompiled"
                 warnings.warn(f"{problem}: {failed[0]}", stacklevel=2)
         return function(*args, **kwargs)
 

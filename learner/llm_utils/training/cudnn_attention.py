@@ -14,10 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from llm_utils.setup.model_checks import positions_of
+from llm_utils.setup.model_checks import WITHOUT_KEYS, layers_of, positions_of
 
 FASTEST_ON = (9, 0)  # compute capability of H100 and H200; on A100 and RTX Blackwell, cuDNN is slower
 SHORTEST = 2048  # columns; shorter rows spend little time in attention
+DTYPES = (torch.float16, torch.bfloat16)  # that cuDNN takes
 STEP = 512  # columns; cuDNN makes a plan for every shape, so there must be few
 
 
@@ -28,20 +29,27 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def width(tokens: int, device: torch.device | str) -> int:
-    """Return the number of columns of rows whose longest has `tokens` tokens: more than `tokens` if cuDNN computes
-    their attention."""
+    """Return the largest number of columns of rows whose longest has `tokens` tokens: more than `tokens` on a device
+    where cuDNN computes the attention of some models."""
     padded = -(-tokens // STEP) * STEP
     return padded if padded >= SHORTEST and capability(torch.device(device)) == FASTEST_ON else tokens
 
 
-def widen(ids: torch.Tensor, config: Any) -> torch.Tensor:
-    """Pad token ids [B, T] on the right to their `width`, unless the model has fewer positions. No real token attends
-    to a later one."""
-    columns = width(ids.shape[1], ids.device)
-    positions = positions_of(config)
-    if positions is not None and columns > positions:
+def widen(ids: torch.Tensor, model: Any) -> torch.Tensor:
+    """Pad token ids [B, T] on the right to their `width` if cuDNN then computes the attention of a layer. No real token
+    attends to a later one."""
+    columns, positions = width(ids.shape[1], ids.device), positions_of(model.config)
+    if columns == ids.shape[1] or positions is not None and columns > positions or not takes(model, columns):
         return ids
     return torch.nn.functional.pad(ids, (0, columns - ids.shape[1]))
+
+
+def takes(model: Any, columns: int) -> bool:
+    """Return True if cuDNN takes the attention of a layer in rows of so many columns: in its dtypes, without a mask."""
+    if model.dtype not in DTYPES or model.config._attn_implementation != "sdpa":
+        return False
+    layers = layers_of(model.config, columns)
+    return bool({*layers.kinds} - WITHOUT_KEYS - {*layers.windows, *layers.chunks})
 
 
 def attention(

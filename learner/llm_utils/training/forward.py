@@ -210,7 +210,7 @@ def policy_forward(
         inputs |= {"position_ids": depths, "attention_mask": seen}
         paths = [u * n + trees[u].paths[k] for u, k in places]
     else:
-        ids = cudnn_attention.widen(pad([row.tokens for row in rows], model.device), model.config)
+        ids = cudnn_attention.widen(pad([row.tokens for row in rows], model.device), model)
         n = ids.shape[1]
         inputs |= masks_of_windows(model, n)
         paths = [i * n + np.arange(len(row.tokens)) for i, row in enumerate(rows)]

@@ -175,6 +175,18 @@ def test_the_last_lines_of_supervised_training(tmp_path, monkeypatch):
     assert "look at it" not in found
 
 
+def test_the_last_lines_of_a_model_that_transformers_does_not_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["learner/sft_llm.py"])
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(displays, "find_spec", lambda name: object())
+    found = commands(displays.last_lines(Path("runs/r"), tmp_path, sft_llm.Args(model="ai21/x"), "only Mamba layers"))
+    assert found["evaluate it"][-2:] == found["improve it"][-2:] == ["--engine", "vllm"]
+    monkeypatch.setattr(displays, "find_spec", lambda name: None)
+    text = displays.last_lines(Path("runs/r"), tmp_path, sft_llm.Args(model="ai21/x"), "only Mamba layers")
+    assert "no engine here samples from this model, as it has only Mamba layers" in text.splitlines()[1]
+    assert "evaluate it" not in text and "improve it" not in text
+
+
 def test_a_terminal_without_unicode_gets_a_table_too(rows, tmp_path, monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)

@@ -1,5 +1,6 @@
 """Layers with states: many growing episodes have the log-probabilities that the trainer computes for whole rows."""
 
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -271,6 +272,24 @@ def test_no_tree_of_rows_is_made(name):
     row = SimpleNamespace(tokens=np.append(prompt, 3), prompt_length=40)
     assert forward.token_trees(model, [row] * 4) == ([], [])
     assert not model_checks.layers_of(model.config, 100).refused
+
+
+def test_slots_without_states_refuse_a_model_that_keeps_them():
+    with pytest.raises(ValueError, match=r"SlotModel keeps no states, .*lfm2.* has convolution layers: .*make_slots"):
+        slots.SlotModel(model_of("lfm2"), 2, VOCABULARY)
+
+
+def test_nobody_is_told_to_install_kernels_of_gpus_on_a_cpu(tmp_path):
+    name, said = "transformers.integrations.hub_kernels", []
+    log = transformers.logging.get_logger(name)
+    model_of("lfm2").save_pretrained(tmp_path)
+    loading.load_policy(tmp_path, torch.device("cpu"))
+    handler = type("Handler", (logging.Handler,), {"emit": lambda self, record: said.append(record.getMessage())})()
+    log.addHandler(handler)
+    log.warning("`x` is falling back to its reference PyTorch implementation because `x` is not installed.")
+    log.warning("another")
+    log.removeHandler(handler)
+    assert said == ["another"]
 
 
 FLAGS = ["--tokenizer", "byte", "--num-envs", 4, "--env-kwargs", '{"max_turns": 2, "max_action_tokens": 6}']

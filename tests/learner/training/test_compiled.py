@@ -192,6 +192,7 @@ def test_a_graph_of_long_rows_has_cudnn_attention(policy_folder, vocab_size, mon
     """Kernels are chosen when a graph is made, so long rows need a graph of their own."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention.sdpa_attention_forward)
     monkeypatch.setattr(cudnn_attention, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(cudnn_attention, "DTYPES", (torch.float32, torch.float64))
     plain, model = (load(policy_folder, True) for _ in range(2))
     counter = CompileCounterWithBackend("eager")
     compile_training(model, counter)

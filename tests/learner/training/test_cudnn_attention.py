@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from ppo_llm import Critic
 from torch.nn.attention import SDPBackend
 from transformers import AttentionInterface
@@ -22,6 +23,7 @@ def hopper(monkeypatch):
     """Take this device for one of compute capability 9.0. The registered attention is restored afterwards."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention.sdpa_attention_forward)
     monkeypatch.setattr(cudnn_attention, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(cudnn_attention, "DTYPES", (torch.float32, torch.float64))  # a CPU is exact only in these
     cudnn_attention.register(CPU)
 
 
@@ -109,6 +111,18 @@ def test_trees_and_windows_keep_their_masks(small_model, vocab_size, hopper, cal
     assert calls == [(2127, 2127, False)] * 2 + [(2560, 2560, True), (2560, 2560, False)]
 
 
+@pytest.mark.parametrize("reason", ["", "float32", "eager", "windows"])
+def test_no_row_is_padded_that_cudnn_would_not_take(small_model, vocab_size, monkeypatch, reason):
+    monkeypatch.setattr(cudnn_attention, "capability", lambda device: (9, 0))
+    model = small_model("sliding window", "eager" if reason == "eager" else "sdpa")  # in one of two layers
+    if reason == "windows":
+        model.config.layer_types = ["sliding_attention"] * 2
+    if reason != "float32":
+        model.bfloat16()
+    wide = cudnn_attention.widen(torch.zeros(1, 2100, dtype=torch.long), model)
+    assert wide.shape[1] == (2100 if reason else 2560)
+
+
 def test_no_row_is_padded_beyond_the_positions_of_its_model(small_model, vocab_size, hopper, calls):
     model = small_model("gpt2")  # a table of 4,096 positions
     model.config.n_positions = 2100
@@ -142,6 +156,14 @@ def test_a_critic_uses_it_too(policy_folder, vocab_size, request, calls):
     assert calls == [(2048, 2048, True)] * 4
     assert values.shape == plain.shape == (2, 1900)
     assert (values - plain).abs().max() <= 1e-6 * plain.abs().max()
+
+
+def test_a_critic_is_made_without_a_report_of_the_unused_head(small_model, tmp_path, monkeypatch):
+    small_model("qwen2").save_pretrained(tmp_path)
+    said, log = [], transformers.logging.get_logger("transformers.modeling_utils")
+    monkeypatch.setattr(log, "callHandlers", lambda record: said.append(record.getMessage()))
+    Critic(tmp_path, SimpleNamespace(gradient_checkpointing="off"), torch.float32)
+    assert not said
 
 
 def test_a_microbatch_counts_the_padding(vocab_size, hopper):
