@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -58,6 +58,30 @@ def factory(env_id: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[]
 
 def _make(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     return gym.make(find_environment(env_id).id, **kwargs)
+
+
+def task_counts(env_id: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """Return the number of tasks of each split of an id; splits whose data is missing are left out.
+
+    `kwargs` are arguments of the environment, without `split`. "module:id" imports the module first. Raises
+    ArgumentError if there is no such environment, or if no split can be made.
+    """
+    spec, kwargs = find_environment(env_id), dict(kwargs or {})
+    if "split" in kwargs:
+        raise ArgumentError("task_counts counts the tasks of every split; leave out the argument split")
+    maker = creator(spec.id)
+    if not isinstance(maker, type):  # a function: its environments know their splits
+        maker = type(cast(ToolEnv, gym.make(spec.id, **kwargs).unwrapped))
+    counts = {}
+    for split in dict.fromkeys(maker.splits.values()):
+        if maker.has_split(split, **kwargs):
+            env = cast(ToolEnv, gym.make(spec.id, split=split, **kwargs).unwrapped)
+            counts[split] = env._count_tasks()
+            env.close()
+    if not counts:
+        gym.make(spec.id, **kwargs)  # it names what is missing
+        raise ArgumentError(f"{spec.id} has none of its splits {', '.join(maker.splits)} with these arguments")
+    return counts
 
 
 def creator(name: str) -> Any:

@@ -20,11 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
 
+from agent_r1 import loops
 from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer, read_tools
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
@@ -305,6 +306,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Return the span that `step_message` would step with, for wrapped environments and vector environments."""
         return encode_turn(self, reply_text(self.dialect, reply, self.schemas), self.room)
 
+    def call_tool(self, name: str, arguments: Any) -> ToolResult:
+        """Make a call for an episode that the loop of another program plays; `agent_r1.score_messages` pays it.
+
+        Faults are retried. A call of a tool that does not exist, or after the end of the task, fails with a text that
+        the policy can read. Raises ToolFault for a fault that persists, and RuntimeError if the episode has turns.
+        """
+        return loops.call_tool(self, name, arguments)
+
     def cut_off(self) -> dict[str, Any]:
         """Return the final info entries of an episode that something else cuts off, such as Gymnasium's TimeLimit.
 
@@ -412,6 +421,23 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """The conversation as chat APIs take it (a copy): calls with ids, their arguments as JSON text."""
         return chat_messages(self.episode.messages)
 
+    def prompt_messages(self, tools: Literal["schemas", "text"] = "schemas") -> list[dict[str, Any]]:
+        """Return the messages before the first turn.
+
+        With "schemas" they are in the form of chat APIs, and the tools are given beside them (`schemas`). With "text"
+        they explain the tools, so that the chat template makes the same prompt without schemas if that is possible.
+        Names of control tokens in a text get a space, because whoever gets the text encodes it.
+        """
+        return loops.prompt_messages(self, tools)
+
+    def new_messages(self, tools: Literal["schemas", "text"] = "schemas") -> list[dict[str, Any]]:
+        """Return the messages that the last step appended after the policy's turn: results, a hint or a user's reply.
+
+        The list is empty before the first turn, and if an episode ended without a text. With "schemas" the messages are
+        the last ones of `messages`. With "text" results are one message of the user.
+        """
+        return loops.new_messages(self, tools)
+
     # ------------------------------------------------------------------ a turn, also for the vector environment
 
     def _check_action(self, action: Any) -> Tokens:
@@ -445,8 +471,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def _needs_thread(self, turn: OpenTurn) -> bool:
         """Return whether `_judge_early` should run in a thread: a judge or user reads the turn, and is slow."""
-        heard = turn.speaks and type(self).user_turn is not ToolEnv.user_turn
-        return self.slow_judge and (bool(turn.answers) or heard)
+        return self.slow_judge and (bool(turn.answers) or (turn.speaks and self._has_user))
+
+    @property
+    def _has_user(self) -> bool:
+        return type(self).user_turn is not ToolEnv.user_turn
 
     def _judge_early(self, turn: OpenTurn) -> None:
         """Judge the answer of an open turn, or ask the user about plain speech, before `_end_turn` would.

@@ -11,16 +11,15 @@ of the chat template if possible. Made for skyrl-gym 0.4.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Any, cast
 
 import gymnasium as gym
 
 import agent_r1
+from agent_r1.loops import plain
 from agent_r1.rewards import known
 from agent_r1.text.chat import encode_turn
-from agent_r1.text.tokenizers import control_tokens, render_chat
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
 from agent_r1_tools.threads import OneThread
@@ -32,7 +31,6 @@ except ImportError as error:
 
 _ = agent_r1  # registers the environments
 Message = dict[str, Any]
-_SYSTEM = "ZQsystemQZ"
 
 
 class SkyRLEnv(BaseTextEnv):
@@ -113,7 +111,7 @@ def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> li
     for index in task_indexes:
         env.reset(options={"task_index": index})
         row = {"env_class": "agent_r1", "env_id": env_id, "env_kwargs": kwargs, "task_index": index}
-        rows.append({"prompt": _prompt(env), **row})
+        rows.append({"prompt": env.prompt_messages("text"), **row})
     return rows
 
 
@@ -132,28 +130,4 @@ def _shown(env: ToolEnv, new: list[Message]) -> list[Message]:
     """Return the environment's texts after a turn, as messages for the chat template."""
     if new and new[0]["role"] == "tool":
         new = env.dialect.result_messages([(message["name"], message["content"]) for message in new])
-    return [{key: _plain(env, value) for key, value in message.items()} for message in new]
-
-
-def _prompt(env: ToolEnv) -> list[Message]:
-    """Return messages from which the chat template makes the environment's prompt without being given the tools.
-
-    If the template explains tools at a place that no message reaches, the dialect's own instructions replace that text.
-    """
-    messages = [{key: _plain(env, value) for key, value in message.items()} for message in env.episode.messages]
-    if not env.schemas:
-        return messages
-    if env.dialect.native:
-        full = render_chat(env.tokenizer, messages, env.schemas, True)
-        marked = [{"role": "system", "content": _SYSTEM}, *messages[1:]]
-        before, _, after = render_chat(env.tokenizer, marked, None, True).partition(_SYSTEM)
-        explained = [{"role": "system", "content": full[len(before) : len(full) - len(after)]}, *messages[1:]]
-        if render_chat(env.tokenizer, explained, None, True) == full:
-            return explained
-    return env.dialect.with_instructions(messages, env.dialect.instructions(env.schemas))
-
-
-def _plain(env: ToolEnv, text: str) -> str:
-    """Put a space into the names of control tokens, because SkyRL encodes messages as text of the template."""
-    names = "|".join(map(re.escape, control_tokens(env.tokenizer)))
-    return re.sub(names, lambda token: f"{token[0][0]} {token[0][1:]}", text) if names else text
+    return [plain(env, message) for message in new]

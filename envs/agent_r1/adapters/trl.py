@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, cast
 import gymnasium as gym
 
 from agent_r1.dialects import Call
+from agent_r1.loops import Made, take_result
 from agent_r1.rewards import known
 from agent_r1.text.tokenizers import control_tokens
 from agent_r1.tool_env import PendingCall, ToolEnv
@@ -42,7 +43,7 @@ class TRLEnvironment:
 
     def __init__(self) -> None:
         self._env = env = self._make()
-        self._made: list[tuple[str, Any, ToolResult]] = []  # the calls of this episode: name, arguments, result
+        self._made: list[Made] = []  # the calls of this episode: name, arguments, result
         self._names = re.compile("|".join(map(re.escape, control_tokens(env.tokenizer))))
         bridge, other = (env.dialect.bridge(True, [("tool", result)]) for result in ("result", "another"))
         stops = [i for i, token in enumerate(bridge) if token in env.dialect.stop_token_ids]
@@ -80,12 +81,8 @@ class TRLEnvironment:
     def _result(self, pending: PendingCall) -> ToolResult:
         """Return the result of a call that TRL made. If TRL did not make it (after its last round), make it now."""
         call = pending.call
-        named = [i for i, (name, _, _) in enumerate(self._made) if name == call.name]
-        if not named:
-            return self._run(pending)
         # TRL may read the arguments differently ("3" for 3). It made the call anyway, so the call is not repeated.
-        equal = [i for i in named if self._made[i][1] == call.arguments]
-        return self._made.pop((equal or named)[0])[2]
+        return take_result(self._made, call) or self._run(pending)
 
     def _run(self, pending: PendingCall) -> ToolResult:
         """Make a call, and retry faults until the environment's deadline."""

@@ -126,11 +126,9 @@ def test_a_template_that_explains_tools_elsewhere_gets_instructions():
 
     elsewhere = "{% if tools %}Tools: {% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}"
     tokenizer = ByteTokenizer(chat_template=elsewhere + BYTE_CHAT_TEMPLATE.replace("if tools", "if false"))
-    import agent_r1.adapters.skyrl as adapter
-
     env = scripted.make(scripted.WORLDS[0], tokenizer=tokenizer, dialect="hermes")
     env.reset(options={"task_index": 0})
-    prompt = adapter._prompt(env)
+    prompt = env.prompt_messages("text")
     assert env.instructions in prompt[0]["content"] and '"name": "search"' in prompt[0]["content"]
     assert "<tools>" in prompt[0]["content"] and prompt[1]["content"] == env.task.question
 
