@@ -387,5 +387,4 @@ if __name__ == "__main__":
     summarize(finished=True)
     progress.close()
     writer.close()
-    refused = layers_of(policy.config).refused
-    print(last_lines(run_dir, Path(args.out or run_dir / "model"), args, refused))
+    print(last_lines(run_dir, Path(args.out or run_dir / "model"), args, layers_of(policy.config).refused))
