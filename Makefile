@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 ADAPTERS := .venv-adapters
+VERL := .venv-verl
 WORLDS := .venv-worlds
 DOCS := .venv-docs
 OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
@@ -33,11 +34,13 @@ test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow
 
-test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gymnasium, in an environment of its own
+test-adapters: $(ADAPTERS)/stamp $(VERL)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
 	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # in one process the packages disturb each other
 	$(ADAPTERS)/bin/python -m pytest $(GYMNASIUM_TESTS)
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
 	$(ADAPTERS)/bin/python -m pytest tests/benchmarks/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
+	$(VERL)/bin/python -m pytest tests/envs/adapters/test_verl.py
+	$(VERL)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and verl"
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
 	$(WORLDS)/bin/python tests/leave_nothing.py $(WORLDS)/bin/python -m pytest tests/envs/bridges
@@ -60,7 +63,7 @@ wheel-check: wheel  ## try both in fresh environments, on every Python that setu
 	.ci/check_dist
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERL) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
@@ -91,6 +94,15 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 		pytest pytest-timeout hypothesis tinker aiohttp anyio blobfile chz cloudpickle loguru \
 		pillow pydantic pyrage rich termcolor tiktoken typing-extensions
 	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
+	touch $@
+
+# verl wants an older transformers than ours. It comes without what it asks for: its worker for agent loops imports these.
+$(VERL)/stamp: setup.cfg Makefile constraints-verl.txt
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	@echo "Installing verl into $(VERL) (once; torch is large)"
+	$(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt --editable ".[search]" torch transformers \
+		cachetools codetiming datasets fastapi hydra-core pillow ray tensordict torchdata uvicorn pytest pytest-timeout hypothesis
+	$(VERL)/bin/python -m pip install --quiet --no-deps --constraint constraints-verl.txt verl
 	touch $@
 
 # Versions that clash with ours, or weigh much: all of it stays out of .venv.

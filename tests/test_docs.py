@@ -48,7 +48,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-NEEDS = {"torchrl": "torchrl", "stable_baselines3": "stable_baselines3"}  # pages that `make test-adapters` runs
+NEEDS = {name: name for name in ("torchrl", "stable_baselines3", "verl")}  # pages that `make test-adapters` runs
 
 
 SLOW = {"trl"}  # half a minute of imports

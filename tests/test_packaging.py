@@ -132,7 +132,7 @@ def test_constraints_fit_the_ranges():
         elif name in pins:
             assert requirement.specifier.contains(pins[name]), f"{line}, but {pins[name]} is pinned"
         else:
-            assert extra in ("track", "vllm"), f"{line} of [{extra}] is not pinned"
+            assert extra in ("track", "vllm", "verl"), f"{line} of [{extra}] is not pinned"
 
 
 def test_imports_never_run_up():
@@ -202,7 +202,14 @@ def test_importing_the_library_imports_nothing_optional():
     assert result.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("adapter", "package"), [("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env")])
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [
+        ("tinker", "tinker"),
+        ("skyrl", "skyrl_gym.envs.base_text_env"),
+        ("verl", "verl.experimental.agent_loop.agent_loop"),
+    ],
+)
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"agent_r1.adapters.{adapter}", raising=False)
