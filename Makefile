@@ -96,13 +96,14 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
 	touch $@
 
-# verl wants an older transformers than ours. It comes without what it asks for: its worker for agent loops imports these.
+# verl wants an older transformers than ours. It comes without what it asks for: its workers for agent loops import these.
 $(VERL)/stamp: setup.cfg Makefile constraints-verl.txt
 	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
 	@echo "Installing verl into $(VERL) (once; torch is large)"
 	$(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt --editable ".[search]" torch transformers \
-		cachetools codetiming datasets fastapi hydra-core pillow ray tensordict torchdata uvicorn pytest pytest-timeout hypothesis
-	$(VERL)/bin/python -m pip install --quiet --no-deps --constraint constraints-verl.txt verl
+		aiohttp cachetools codetiming datasets fastapi hydra-core msgspec peft pillow psutil pyzmq ray tensordict torchdata \
+		uvicorn pytest pytest-timeout hypothesis
+	$(VERL)/bin/python -m pip install --quiet --no-deps --constraint constraints-verl.txt verl TransferQueue
 	touch $@
 
 # Versions that clash with ours, or weigh much: all of it stays out of .venv.

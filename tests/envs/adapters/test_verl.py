@@ -3,9 +3,13 @@
 `make test-adapters` installs verl and runs this; elsewhere it is skipped."""
 
 import asyncio
+import os
 import random
+import sys
 import threading
+import time
 from collections import defaultdict, deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from hydra import compose, initialize_config_module  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # noqa: E402
 from verl.protocol import DataProto  # noqa: E402
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn  # noqa: E402
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # noqa: E402
+from verl.utils.tensordict_utils import assign_non_tensor_data, get_tensordict  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 
 from agent_r1.adapters.verl import task_rows  # noqa: E402
@@ -220,16 +224,54 @@ def test_without_log_probabilities_there_are_none(worker):
     assert output.response_logprobs is None and output.reward_score == 1
 
 
-def test_the_current_trainer_gets_the_reward_on_a_sampled_token(worker):
-    """verl's V1 trainer takes no padded tensors: it stores `as_dict` of each output."""
+def test_the_current_trainer_gets_whole_episodes_and_no_faults(config, monkeypatch, tmp_path):
+    """verl's V1 worker, in a process of Ray, writes into a TransferQueue. Of two tasks one has no working tool."""
+    import ray
+    import transfer_queue
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home folder
+    paths = [str(Path(scripted.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     row, episode = desk()
-    fields = [run(worker(Server([episode])), row).as_dict() for _ in range(2)]
-    stored = list_of_dict_to_tensordict(fields)
-    assert stored["prompts"][0].tolist() == episode.states[0]
-    for one in fields:
-        assert one["rm_scores"].tolist() == [0.0] * (len(one["responses"]) - 1) + [1.0]
-        assert one["response_mask"][-1] == 1 and one["rollout_log_probs"].shape == one["responses"].shape
-        assert one["extra_fields"]["reward_extra_info"]["success"] == 1
+    (broken,) = task_rows("scripted_episodes:BrokenDesk-v0", [0], tokenizer=scripted.tiny_policy(scripted.WORLDS[0]))
+    whole = config(scripted.WORLDS[0])
+    whole.actor_rollout_ref.rollout.n = 2
+    whole.transfer_queue.enable, whole.transfer_queue.backend.SimpleStorage.num_data_storage_units = True, 1
+    columns = batch_of(AgentLoopWorker(whole, None), [row | {"env_id": "scripted_episodes:Desk-v0"}, broken], tmp_path)
+    names = ["uid0", "uid1"]
+    batch = {"uid": np.array(names, object), "global_steps": np.array([5, 5]), **columns.non_tensor_batch}
+    batch = get_tensordict(batch)
+    assign_non_tensor_data(batch, "validate", False)
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        transfer_queue.init(whole.transfer_queue)
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": 5}] * 2
+        transfer_queue.kv_batch_put(keys=names, partition_id="train", tags=tags)
+        worker = AgentLoopWorkerTQ.remote(whole, Server([episode] * 4))
+        ray.get(worker.generate_sequences.remote(batch))
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            stored = transfer_queue.kv_list("train")["train"]
+            if all(stored[name]["status"] in ("finished", "failure") for name in names):
+                break
+            time.sleep(0.1)
+        assert [stored[name]["status"] for name in names] == ["finished", "failure"]
+        keys = sorted(stored.keys() - set(names))
+        assert keys == ["uid0_0_0", "uid0_1_0"]
+        fields = ["prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs"]
+        found = transfer_queue.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
+    finally:
+        transfer_queue.close()
+        ray.shutdown()
+    last = len(episode.states[-2]) + len(episode.spans[-1])
+    for i in range(2):
+        values = {name: found[name][i].tolist() for name in fields}
+        assert values["prompts"] + values["responses"] == episode.states[-1][:last]
+        assert values["rm_scores"] == [0.0] * (len(values["responses"]) - 1) + [1.0]
+        assert values["response_mask"][-1] == 1 and sum(values["response_mask"]) == sum(map(len, episode.spans))
+        assert [bool(one) for one in values["rollout_log_probs"]] == [bool(one) for one in values["response_mask"]]
 
 
 def test_rows_keep_no_tokenizer_and_filter_long_prompts(worker, tmp_path):
