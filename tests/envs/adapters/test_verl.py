@@ -354,22 +354,37 @@ def test_tools_of_all_episodes_block_at_the_same_time(worker, monkeypatch, tmp_p
     assert output.batch["rm_scores"].sum(dim=1).equal(torch.ones(count)) and scripted.Desk.open == 0
 
 
-def test_a_cancelled_episode_closes_its_environment(worker, monkeypatch):
+@pytest.mark.parametrize("where", ["server", "tool"])
+def test_a_cancelled_episode_closes_its_environment(where, worker, monkeypatch):
+    """A running tool ends first: the environment is closed in the thread of the episode."""
     row, episode = desk()
-    server = Server([episode])
+    server, reached, go_on = Server([episode]), threading.Event(), threading.Event()
+    query = scripted.Desk.query
 
-    async def never(*_, **__):
+    async def no_answer(*_, **__):
+        reached.set()
         await asyncio.sleep(60)
 
-    server.generate = never
+    def slow(self, sql: str) -> list:
+        """Ask the data base."""
+        reached.set()
+        go_on.wait(20)
+        return query(self, sql)
+
+    slow.__name__ = "query"
+    if where == "server":
+        server.generate = no_answer
+    else:
+        monkeypatch.setattr(scripted.Desk, "query", slow)
     verl = worker(server)
 
     async def main():
         trajectory = {"step": 0, "sample_index": 0, "rollout_n": 0, "validate": False}
         task = asyncio.create_task(verl._run_agent_loop({}, trajectory, trace=False, **row))
-        while not scripted.Desk.open:
+        while not reached.is_set():
             await asyncio.sleep(0.01)
         task.cancel()
+        asyncio.get_running_loop().call_later(0.1, go_on.set)
         with pytest.raises(asyncio.CancelledError):
             await task
 
