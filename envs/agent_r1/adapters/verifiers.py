@@ -2,9 +2,10 @@
 
     vf-eval agent_r1_verifiers --env.taskset.env-id AgentR1/MultihopWorld-v0 --env.taskset.split test -n 20
 
-verifiers samples the turns and keeps their tokens. The environment reads each reply as a chat message and answers with
-the next message of the user: results, a hint, or the words of the task's user. The id of the taskset is the module
-`agent_r1_verifiers`, because verifiers accepts no dots in an id. Made for verifiers 0.4.
+verifiers samples the turns and keeps their tokens. The environment reads these tokens if its tokenizer is the model's,
+and otherwise the chat message. It replies with the user's next message: results, a hint, or the words of the task's
+user. The module `agent_r1_verifiers` exports these classes, because ids in verifiers cannot have dots. Made for
+verifiers 0.4.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from concurrent.futures import Future
 from functools import cache
 from typing import Any, cast
 
+import numpy as np
+
 import agent_r1
 from agent_r1.rewards import known
-from agent_r1.tool_env import ToolEnv
+from agent_r1.tool_env import Step, ToolEnv
 from agent_r1_tools import ToolFault
 from agent_r1_tools.threads import OneThread
 
@@ -130,8 +133,7 @@ class AgentR1Env(vf.Env[AgentR1EnvConfig]):
         terms: dict[str, float] = {}
         segment = await player.turn()
         while not segment.terminated:
-            reply = next(message for message in reversed(segment.messages) if message.role == "assistant")
-            _, _, terminated, truncated, info = await _call(thread, env.step_message, reply)
+            _, _, terminated, truncated, info = await _call(thread, _step, env, player.trace.nodes)
             if "fault" in info:
                 raise ToolFault(info["fault"])
             for name, amount in info["reward_terms"].items():
@@ -182,6 +184,18 @@ _certificates = cache(ssl.create_default_context)  # reading them takes longer t
 
 def _make(env_id: str, env_kwargs: dict[str, Any]) -> ToolEnv:
     return cast(ToolEnv, agent_r1.factory(env_id, env_kwargs)().unwrapped)
+
+
+def _step(env: ToolEnv, nodes: list[Any]) -> Step:
+    """Run the last reply of a trace. Its tokens are better than its message, from which renderers drop broken calls."""
+    reply = next(node for node in reversed(nodes) if node.sampled)
+    asked = next(node for node in nodes if node.message.role == "user")
+    if reply.token_ids and max(reply.token_ids + asked.token_ids) < len(env.tokenizer):
+        read = env.tokenizer.decode(asked.token_ids)
+        if isinstance(asked.message.content, str) and asked.message.content.strip() in read:  # the same tokenizer
+            span = [token for token, sampled in zip(reply.token_ids, reply.mask, strict=True) if sampled]
+            return env.step(np.array(span, np.int32))
+    return env.step_message(reply.message)
 
 
 async def _call(thread: OneThread, function: Callable[..., Any], *arguments: Any) -> Any:

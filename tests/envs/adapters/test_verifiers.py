@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 vf = pytest.importorskip("verifiers.v1")
 
 from chat_server import KEY, ChatServer, called  # noqa: E402
 from scripted_episodes import KINDS, WORLDS, Desk, make, world, write  # noqa: E402
+from verifiers.v1.serve import EnvClient, EnvServer  # noqa: E402
 
 import agent_r1  # noqa: E402
 from agent_r1.adapters.verifiers import AgentR1Config, AgentR1Taskset  # noqa: E402
@@ -138,6 +141,93 @@ def test_the_configuration_of_prime_rl_is_one_of_verifiers():
     assert config.player.runtime.type == "subprocess" and config.agent_harnesses()["player"].id == "agent_r1_verifiers"
 
 
+class Engine(BaseHTTPRequestHandler):
+    """vLLM's route for tokens, as verifiers' training client asks it. Task i is played as KINDS[i % 6]."""
+
+    env = make(WORLDS[0], **world(WORLDS[0]))
+
+    def log_message(self, *_):
+        """Quiet."""
+
+    def do_GET(self):
+        self.send_error(404)  # no list of models
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = self.env.tokenizer.decode(body["token_ids"], skip_special_tokens=False)
+        index = next(index for index in range(12) if self.env.make_task(index).question in text)
+        span = spans(self.env, index)[text.count("<|im_start|>assistant") - 1]
+        probabilities = [{"token": f"token_id:{token}", "logprob": -0.5} for token in span]
+        choice = {"token_ids": span, "finish_reason": "stop", "logprobs": {"content": probabilities}}
+        data = json.dumps({"request_id": "x", "choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def spans(env, index):
+    env.reset(options={"task_index": index})
+    return [env.tokenizer.encode(text, add_special_tokens=False) for text in write(env, KINDS[index % len(KINDS)])]
+
+
+def trained(kwargs, count):
+    """Play the first tasks as prime-rl does: an environment server gets them, and a renderer makes the tokens."""
+    engine = HTTPServer(("127.0.0.1", 0), Engine)
+    threading.Thread(target=engine.serve_forever, daemon=True).start()
+    taskset = {"id": "agent_r1_verifiers", "env_id": WORLDS[0], "env_kwargs": kwargs}
+    config = vf.resolve_env_config({"taskset": taskset})
+    client = vf.TrainClientConfig(
+        base_url=f"http://127.0.0.1:{engine.server_port}/v1",
+        renderer={"name": "qwen3"},
+        renderer_model_name=agent_r1.tiny_policy(WORLDS[0]),
+    )
+
+    async def run():
+        server = EnvServer(config, "tcp://127.0.0.1:*")
+        running, asked = asyncio.create_task(server.run()), EnvClient(server.address)
+        tasks = [task.data.model_dump(mode="json") for task in vf.load_taskset(config.taskset).take(count)]
+        try:
+            return await asyncio.gather(*(asked.run(client, "policy", vf.SamplingConfig(), task) for task in tasks))
+        finally:
+            await asked.close()
+            running.cancel()
+
+    try:
+        return [trace for episode in asyncio.run(run()) for trace in episode.traces]
+    finally:
+        engine.shutdown()
+        engine.server_close()
+
+
+def test_the_training_client_gets_tokens_masks_and_rewards_of_the_environment():
+    env = make(WORLDS[0], **world(WORLDS[0]))
+    for trace in trained(world(WORLDS[0]), 12):
+        index, terms, mask = trace.task.data.task_index, {}, []
+        turns = spans(env, index)
+        state, _ = env.reset(options={"task_index": index})
+        for span in turns:
+            before = state
+            state, _, terminated, truncated, info = env.step(np.array(span, np.int32))
+            mask += [False] * (len(before) - len(mask)) + [True] * min(len(span), len(state) - len(before))
+            for name, amount in info["reward_terms"].items():
+                terms[name] = terms.get(name, 0.0) + amount
+            if terminated or truncated:
+                break
+        assert trace.ok and {name: reward.value for name, reward in trace.rewards.items()} == terms
+        assert trace.stop_condition == STOPS[info.get("truncation_reason")]
+        (branch,) = trace.branches
+        size = len(mask)  # the environment may write more after the last turn, or cut that turn to its room
+        assert branch.token_ids[:size] == state[:size].tolist() and branch.sampled_mask[:size] == mask
+        assert len(branch.token_ids) == size or info.get("truncation_reason") == "context"
+
+
+def test_tokens_of_another_tokenizer_are_not_read():
+    """The environment then reads the message that the renderer has made of them."""
+    (trace,) = trained({}, 1)
+    assert trace.ok and trace.metrics["success"] == 1 and trace.branches[0].token_ids
+
+
 def completion(message):
     """A whole reply of a server that is not strict, of 100 tokens."""
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -178,7 +268,7 @@ def test_what_breaks_is_an_error_without_a_reward(broken, desk):
     def begin():
         Desk.faults, Desk.broken_start = int(broken == "tool"), broken == "start"
 
-    late = threading.Event()
+    late, desk.handle_error = threading.Event(), lambda *_: None  # the client of a late answer has gone
     if broken == "model":
         desk.broken = lambda body: (400, {"error": {"message": "no model"}})
     if broken == "time":
