@@ -134,17 +134,15 @@ class AgentR1Env(vf.Env[AgentR1EnvConfig]):
         segment = await player.turn()
         while not segment.terminated:
             _, _, terminated, truncated, info = await _call(thread, _step, env, player.trace.nodes)
-            if "fault" in info:
-                raise ToolFault(info["fault"])
-            for name, amount in info["reward_terms"].items():
-                terms[name] = terms.get(name, 0.0) + amount
+            _add(terms, info)
             if terminated or truncated:
                 break
             segment = await player.turn(env.new_messages("text"))
         else:  # verifiers ended the episode
             if player.trace.errors:
                 return
-            info = await _call(thread, env.cut_off)
+            info = await _call(thread, _unfinished, env)
+            _add(terms, info)
         if reason := info.get("truncation_reason"):
             player.trace.stop(_STOPS.get(reason, reason))
         for name, amount in terms.items():
@@ -196,6 +194,21 @@ def _step(env: ToolEnv, nodes: list[Any]) -> Step:
             span = [token for token, sampled in zip(reply.token_ids, reply.mask, strict=True) if sampled]
             return env.step(np.array(span, np.int32))
     return env.step_message(reply.message)
+
+
+def _unfinished(env: ToolEnv) -> dict[str, Any]:
+    """End the episode with an empty turn, of which only the outcome counts. Return its info."""
+    env.episode.max_turns = env.episode.turn + 1
+    info = env.step(np.array([], np.int32))[4]
+    terms = {name: amount for name, amount in info["reward_terms"].items() if name.startswith("outcome/")}
+    return {**info, "reward_terms": terms}
+
+
+def _add(terms: dict[str, float], info: dict[str, Any]) -> None:
+    if "fault" in info:
+        raise ToolFault(info["fault"])
+    for name, amount in info["reward_terms"].items():
+        terms[name] = terms.get(name, 0.0) + amount
 
 
 async def _call(thread: OneThread, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -80,7 +80,7 @@ def rollouts(server, taskset, count, begin=lambda: None, **env):
         tasks = list(itertools.islice(env.taskset, count))
         begin()
         async with env.serving():
-            return await asyncio.gather(*(env.run_episode(task, context) for task in tasks))
+            return await asyncio.gather(*(env.run_slot(slot, context) for task in tasks for slot in env.slots(task)))
 
     return asyncio.run(run())
 
@@ -282,6 +282,18 @@ def test_what_breaks_is_an_error_without_a_reward(broken, desk):
     assert Desk.open == 0
 
 
+def test_a_fault_is_gone_when_verifiers_repeats_the_episode(desk):
+    """`--env.retries.max-retries` begins a new episode."""
+
+    def begin():
+        Desk.faults = 1
+
+    (episode,) = rollouts(desk, DESK, 1, begin, retries={"max_retries": 1})
+    (trace,) = episode.traces
+    assert episode.ok and trace.rewards and Desk.open == 0
+    assert any("no line" in error.message for error in episode.errors)
+
+
 def test_the_bound_of_the_agent_is_that_of_the_environment(desk):
     """The last turn that verifiers allows is the last of the episode, which is paid as unfinished."""
     (episode,) = rollouts(desk, DESK, 1, player={"max_turns": 2})
@@ -290,12 +302,13 @@ def test_the_bound_of_the_agent_is_that_of_the_environment(desk):
     assert trace.rewards["outcome/unfinished"].value == -0.5 and Desk.open == 0
 
 
-def test_what_verifiers_cuts_off_keeps_the_terms_so_far(desk):
+def test_what_verifiers_cuts_off_is_paid_as_unfinished(desk):
     desk.broken = lambda body: completion(desk.policy(body))
     (episode,) = rollouts(desk, DESK, 1, player={"max_total_tokens": 115})
     (trace,) = episode.traces
     assert episode.ok and trace.num_turns == 3 and trace.is_truncated and trace.stop_condition == "max_total_tokens"
-    assert {name: reward.value for name, reward in trace.rewards.items()} == {"process/repeated_call": -0.1}
+    rewards = {name: reward.value for name, reward in trace.rewards.items()}
+    assert rewards == {"process/repeated_call": -0.1, "outcome/unfinished": -0.5}
     assert trace.metrics["success"] == 0 and Desk.open == 0
 
 
