@@ -99,7 +99,7 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 $(OPENENV)/stamp: setup.cfg Makefile constraints-openenv.txt
 	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
 	@echo "Installing OpenEnv into $(OPENENV) (once)"
-	$(OPENENV)/bin/python -m pip install --quiet --constraint constraints-openenv.txt --editable ".[openenv,search]" \
+	$(OPENENV)/bin/python -m pip install --quiet --constraint constraints-openenv.txt --editable ".[openenv]" \
 		pytest pytest-timeout hypothesis
 	touch $@
 

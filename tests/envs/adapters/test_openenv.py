@@ -28,7 +28,8 @@ from openenv.validation.providers import ProviderCapability
 
 from agent_r1 import ArgumentError, Task, Tool, ToolEnv
 from agent_r1.adapters import openenv as adapter
-from agent_r1.adapters.openenv import OpenEnvAction, OpenEnvClient, openenv_app, write_package
+from agent_r1.adapters.openenv import OpenEnvAction, OpenEnvClient, openenv_app
+from agent_r1.adapters.openenv.folder import write_folder
 from agent_r1.text.chat import encode_turn
 
 CRAFT = "AgentR1/CraftWorld-v0"
@@ -199,7 +200,7 @@ def test_a_fault_is_an_error_and_no_reward():
         scripted.Desk.faults = 1
         with pytest.raises(RuntimeError, match="infrastructure error: tool query: ConnectionError: no line"):
             client.step(OpenEnvAction(message=call))
-        with pytest.raises(RuntimeError, match="no episode is running"):
+        with pytest.raises(RuntimeError, match="after the end of the episode"):
             client.step(OpenEnvAction(message=answer))
         scripted.Desk.broken_start = True
         with pytest.raises(RuntimeError, match="could not begin"):
@@ -368,9 +369,9 @@ def test_openenv_validates_the_folder_and_its_oracle(tmp_path, monkeypatch):
 
 def test_an_environment_without_an_oracle_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="no oracle"):
-        write_package("Gate-v0", tmp_path)
+        write_folder("Gate-v0", tmp_path)
     with pytest.raises(ArgumentError, match="leave out process_reward"):
-        write_package(CRAFT, tmp_path, {"process_reward": True})
+        write_folder(CRAFT, tmp_path, {"process_reward": True})
     assert not list(tmp_path.iterdir())
 
 
