@@ -165,6 +165,20 @@ def test_a_state_continues_in_another_session():
             first.step(OpenEnvAction(message="more"))
 
 
+def test_any_text_of_a_policy_is_answered():
+    """Also one that JSON in UTF-8 cannot hold, or that is longer than the room."""
+    with serve(CRAFT, {"max_context_tokens": 1500}) as url, OpenEnvClient(url) as client:
+        for text in ["\ud800", '<tool_call>{"name": "get", "arguments": {"item": "\\ud800"}}</tool_call>', "a" * 10**6]:
+            client.reset(index=0)
+            result = client.step(OpenEnvAction(message=text))
+            state = client.state().injected_state
+            assert client.reset(injected_state=state).reward == result.reward
+            client.reset(index=0)
+            long = client.step(OpenEnvAction(tokens=[97] * 10**4))
+            assert long.metadata["truncation_reason"] == "context"
+            assert client.reset(injected_state=client.state().injected_state).metadata == long.metadata
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -173,7 +187,7 @@ def test_a_refused_message_changes_nothing():
         with pytest.raises(RuntimeError, match="reset first"):
             client.step({"message": "hi"})
         for arguments, problem in [
-            ({"idx": 1}, "not idx"), ({"split": "night"}, "no split 'night'"), ({"index": 5}, r"in \[0, 5\)"),
+            ({"idx": 1}, "not 'idx'"), ({"split": "night"}, "no split 'night'"), ({"index": 5}, r"in \[0, 5\)"),
             ({"index": -1}, "Invalid message"), ({"injected_state": {"pickle": "gASV"}}, "Invalid message"),
             ({"injected_state": {"actions": [{}]}}, "either `message` or `tokens`"),
         ]:  # fmt: skip

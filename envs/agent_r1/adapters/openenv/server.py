@@ -58,7 +58,8 @@ class OpenEnvEnvironment(Environment):
         self._thread = OneThread()
         self._env: ToolEnv | None = None
         self._split: str | None = None  # with which it was made; None: the default
-        self._start: _Start | None = None  # of the running episode, with its actions so far
+        self._start: dict[str, Any] | None = None  # split, index and seed of the running episode
+        self._spans: list[list[int]] = []  # its turns
         self._episode_id: str | None = None
         self._steps = 0
         self._closed = False
@@ -83,9 +84,10 @@ class OpenEnvEnvironment(Environment):
         if self._closed:
             raise RuntimeError(f"the session was silent for {MAX_IDLE:.0f} seconds and is closed; connect again")
         if unknown:
-            raise ValueError(f"reset takes seed, episode_id, split, index and injected_state, not {', '.join(unknown)}")
+            names = ", ".join(map(repr, unknown))
+            raise ValueError(f"reset takes seed, episode_id, split, index and injected_state, not {names:.200}")
         start = _Start(**{"split": split, "index": index, "seed": seed, **(injected_state or {})})
-        self._start = None
+        self._start, self._spans = None, []
         env = self._open(start.split)
         options = {} if start.index is None else {"task_index": start.index}
         state, info = self._thread.run(partial(env.reset, seed=start.seed, options=options))
@@ -93,7 +95,7 @@ class OpenEnvEnvironment(Environment):
         seen = _observation(info, truncated=False)
         for action in start.actions:
             state, seen = self._play(env, action)
-        self._start = _Start(split=env.split, index=index, seed=start.seed, actions=start.actions)
+        self._start = {"split": env.split, "index": index, "seed": start.seed}
         self._episode_id, self._steps = episode_id or uuid.uuid4().hex, 0
         begun = {"messages": env.messages, "tools": env.schemas, "tokens": state.tolist(), "num_action_tokens": 0}
         return seen.model_copy(update=begun)
@@ -107,21 +109,21 @@ class OpenEnvEnvironment(Environment):
         if self._env is None or self._start is None:
             raise RuntimeError("no episode is running: reset first, in the same WebSocket (POST /step has no session)")
         _, seen = self._play(self._env, action)
-        self._start.actions.append(action)
         self._steps += 1
         return seen
 
     def _play(self, env: ToolEnv, action: OpenEnvAction) -> tuple[Tokens, OpenEnvObservation]:
         if (action.message is None) is (action.tokens is None):
             raise ValueError("an action has either `message` or `tokens`")
-        span: Any = action.tokens
+        span = (action.tokens or [])[: env.room + 1]  # a longer turn is cut the same
         if isinstance(action.message, str):
-            span = encode_turn(env, action.message, env.room)
+            span = encode_turn(env, action.message, env.room).tolist()
         elif action.message is not None:
-            span = env.encode_reply(action.message)
+            span = env.encode_reply(action.message).tolist()
         state, reward, terminated, truncated, info = self._thread.run(env.step, span)
         if "fault" in info:
             raise ToolFault(f"infrastructure error: {info['fault']}")
+        self._spans.append(span)
         begin, end = env.episode.turns[-1]
         return state, _observation(
             info,
@@ -156,14 +158,11 @@ class OpenEnvEnvironment(Environment):
     @property
     def state(self) -> OpenEnvState:
         """The episode and its steps since `reset`."""
-        if self._start is None or self._env is None:
-            return OpenEnvState(episode_id=self._episode_id, step_count=self._steps)
-        return OpenEnvState(
-            episode_id=self._episode_id,
-            step_count=self._steps,
-            task_id=self._env.task.id,
-            injected_state=self._start.model_dump(exclude_defaults=True),
-        )
+        state = OpenEnvState(episode_id=self._episode_id, step_count=self._steps)
+        if self._start is not None and self._env is not None:
+            state.task_id = self._env.task.id
+            state.injected_state = {**self._start, "actions": [{"tokens": span} for span in self._spans]}
+        return state
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Return the id and the first line of the class's docstring."""
