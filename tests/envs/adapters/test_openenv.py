@@ -142,13 +142,14 @@ def test_seeds_draw_the_task_of_the_environment():
         assert client.reset(seed=0, split="train").metadata["task_id"].startswith("train")
 
 
-def test_a_state_continues_in_another_session():
+@pytest.mark.parametrize("chosen", [{"seed": 3}, {"index": 3}, {"split": "test"}])
+def test_a_state_continues_in_another_session(chosen):
     """Its actions are played again; `reset(injected_state=...)` gives the conversation, and the episode goes on."""
-    env = scripted.make(CRAFT)
-    env.reset(seed=3)
-    turns = env.demonstration()
+    env = scripted.make(CRAFT, split=chosen.get("split", "train"))
     with serve(CRAFT) as url, OpenEnvClient(url) as first, OpenEnvClient(url) as second:
-        tokens = first.reset(seed=3, episode_id="mine").observation.tokens
+        begun = first.reset(**chosen, episode_id="mine")
+        env.reset(options={"task_index": int(begun.metadata["task_id"].rpartition("-")[2])})
+        turns, tokens = env.demonstration(), begun.observation.tokens
         for turn in turns[:2]:
             tokens = tokens + first.step(OpenEnvAction(message=turn)).observation.tokens
         state = first.state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -90,12 +91,12 @@ class OpenEnvEnvironment(Environment):
         self._start, self._spans = None, []
         env = self._open(start.split)
         options = {} if start.index is None else {"task_index": start.index}
-        state, info = self._thread.run(partial(env.reset, seed=start.seed, options=options))
-        index = env.episode.task_index if start.seed is None else start.index
+        drawn = secrets.randbelow(2**31) if start.seed is None else start.seed  # so that `state` can always be replayed
+        state, info = self._thread.run(partial(env.reset, seed=drawn, options=options))
         seen = _observation(info, truncated=False)
         for action in start.actions:
             state, seen = self._play(env, action)
-        self._start = {"split": env.split, "index": index, "seed": start.seed}
+        self._start = {"split": env.split, "index": start.index, "seed": drawn}
         self._episode_id, self._steps = episode_id or uuid.uuid4().hex, 0
         begun = {"messages": env.messages, "tools": env.schemas, "tokens": state.tolist(), "num_action_tokens": 0}
         return seen.model_copy(update=begun)
