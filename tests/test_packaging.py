@@ -117,8 +117,10 @@ def test_the_python_versions_agree():
 
 
 def test_constraints_fit_the_ranges():
-    # of test-adapters (verifiers has an environment of its own), CI and test-worlds
-    names = ("constraints-verifiers", "constraints", "constraints-adapters", "constraints-worlds")
+    # The first two have what their own environments alone have, the others are of CI, test-adapters, test-worlds.
+    names = (
+        "constraints-openenv", "constraints-verifiers", "constraints", "constraints-adapters", "constraints-worlds",
+    )  # fmt: skip
     files = [ROOT / f"{name}.txt" for name in names]
     pins = dict(line.split("==") for path in files for line in lines(path.read_text()))
     pins = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pins.items()}
@@ -205,7 +207,10 @@ def test_importing_the_library_imports_nothing_optional():
 
 @pytest.mark.parametrize(
     ("adapter", "package"),
-    [("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env"), ("verifiers", "verifiers.v1")],
+    [
+        ("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env"), ("verifiers", "verifiers.v1"),
+        ("openenv", "openenv.core.client_types"),
+    ],
 )
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
