@@ -320,6 +320,7 @@ def create_app(
                 await sessions.close(name)
 
     app = FastAPI(title="agent_r1 environment server", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False
 
     @app.get("/health")
     async def health() -> Response:
@@ -537,8 +538,7 @@ class Guard:
             return None if right else (401, f"wrong or missing token: send Authorization: Bearer ${TOKEN_VARIABLE}")
         if b"origin" in headers:
             return 403, "pages in browsers are not served without a token"
-        host = headers.get(b"host", b"").decode("latin-1")
-        if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if not is_loopback(headers.get(b"host", b"").decode("latin-1")):
             return 403, "without a token only this machine is served: ask for 127.0.0.1"
         return None
 
@@ -588,9 +588,10 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine itself, by name or address."""
+    """Return whether a host, with or without port, is this machine itself, by name or address."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
 
@@ -614,7 +615,7 @@ def main(words: Sequence[str] | None = None) -> None:
         token = args.token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
         if not token:
             raise SystemExit(f"--token-file {args.token_file} is empty")
-    if token is None and not is_loopback(args.host):
+    if token is None and not is_loopback(f"[{args.host}]" if ":" in args.host else args.host):
         raise SystemExit(f"--host {args.host} is reached by others: set {TOKEN_VARIABLE}, or --token-file")
     if args.max_sessions < 1 or args.idle_seconds <= 0:
         raise SystemExit("--max-sessions must be at least 1, and --idle-seconds above 0")

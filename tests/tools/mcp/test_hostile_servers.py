@@ -275,7 +275,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number = int(probe.getsockname()[1])
-    code = f"import sys; from agent_r1_tools import http_limits; from agent_r1_tools.search import server; server.{QUICK}; server.main()"
+    imports = "from agent_r1_tools import http_limits; from agent_r1_tools.search import server"
+    code = f"{imports}; server.{QUICK}; server.main()"
     process = subprocess.Popen([sys.executable, "-c", code, "--corpus", str(corpus), "--port", str(number)])
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
