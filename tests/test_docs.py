@@ -150,7 +150,7 @@ def test_every_dialect_wrapper_and_adapter_has_its_place():
     text = (ROOT / "docs" / "wrappers.md").read_text(encoding="utf-8")
     assert ours and set(re.findall(r"^## (\w+)$", text, re.MULTILINE)) >= ours
     for adapter in pkgutil.iter_modules(adapters.__path__):
-        page = ROOT / "docs" / f"{adapter.name}.md"
+        page = ROOT / "docs" / f"{'agent_loops' if adapter.name in LOOPS else adapter.name}.md"
         assert page.exists() and f"agent_r1.adapters.{adapter.name}" in page.read_text(encoding="utf-8")
 
 

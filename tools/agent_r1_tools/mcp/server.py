@@ -30,7 +30,7 @@ from agent_r1_tools.schemas import checker
 from agent_r1_tools.text import as_text, clean_text, encodable, printable
 from agent_r1_tools.tool import DEFAULT_MAX_RESULT_CHARS, DEFAULT_TIMEOUT, Tool, ToolFault, ToolResult
 
-CHECKED = ("2.0", "2.3")
+CHECKED = ("2.0", "2.1", "2.2", "2.3")
 """The series of the SDK that this was checked with."""
 MAX_TOOLS = 128
 END_SECONDS = 15.0
@@ -289,7 +289,7 @@ class MCPServer:
         try:
             result = connection.call(name, sent, self.timeout)
         except Lost:
-            if connection.notes.too_large:  # mcp 2.0 ends the session there
+            if connection.notes.too_large:  # an SDK before 2.3 ends the session there
                 return _failed("exception", too_large)
             raise
         except _mcp_error() as error:
@@ -368,7 +368,7 @@ def _check_sdk() -> None:
     logging.getLogger("mcp").addHandler(logging.NullHandler())  # it prints tracebacks of what we report
     version = metadata.version("mcp")
     if version.rpartition(".")[0] not in CHECKED:
-        warnings.warn(f"mcp {version} wasn't checked; {' and '.join(CHECKED)} were", stacklevel=3)
+        warnings.warn(f"mcp {version} wasn't checked; {CHECKED[0]} to {CHECKED[-1]} were", stacklevel=3)
 
 
 def _mcp_error() -> Any:

@@ -100,7 +100,7 @@ async def open_transport(address: Address, notes: Notes) -> AsyncIterator[Any]:
 
         async with _http_client(address, notes) as client:
             options = {"max_sse_event_size": 2 * MAX_MESSAGE}  # our bound comes first
-            if "max_sse_event_size" not in inspect.signature(streamable_http_client).parameters:  # mcp 2.0
+            if "max_sse_event_size" not in inspect.signature(streamable_http_client).parameters:  # before 2.3
                 notes.limit, options = 1 << 20, {}
             async with streamable_http_client(address.url, http_client=client, **options) as streams:
                 yield streams
