@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 ADAPTERS := .venv-adapters
+VERIFIERS := .venv-verifiers
+OPENENV := .venv-openenv
 WORLDS := .venv-worlds
 DOCS := .venv-docs
 OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
@@ -33,11 +35,13 @@ test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow
 
-test-adapters: $(ADAPTERS)/stamp  ## other people's libraries, and the oldest Gymnasium, in an environment of its own
+test-adapters: $(ADAPTERS)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
 	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # in one process the packages disturb each other
 	$(ADAPTERS)/bin/python -m pytest $(GYMNASIUM_TESTS)
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
 	$(ADAPTERS)/bin/python -m pytest tests/benchmarks/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
+	$(VERIFIERS)/bin/python -m pytest tests/envs/adapters/test_verifiers.py
+	$(OPENENV)/bin/python -m pytest tests/envs/adapters/test_openenv.py
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
 	$(WORLDS)/bin/python tests/leave_nothing.py $(WORLDS)/bin/python -m pytest tests/envs/bridges
@@ -60,7 +64,7 @@ wheel-check: wheel  ## try both in fresh environments, on every Python that setu
 	.ci/check_dist
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERIFIERS) $(OPENENV) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
@@ -91,6 +95,22 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 		pytest pytest-timeout hypothesis tinker aiohttp anyio blobfile chz cloudpickle loguru \
 		pillow pydantic pyrage rich termcolor tiktoken typing-extensions
 	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
+	touch $@
+
+# verifiers pins a version of mcp that clashes with ours, and wants an older openai.
+$(VERIFIERS)/stamp: setup.cfg Makefile constraints-verifiers.txt
+	test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
+	@echo "Installing verifiers into $(VERIFIERS) (once)"
+	$(VERIFIERS)/bin/python -m pip install --quiet --constraint constraints-verifiers.txt --editable ".[verifiers]" \
+		pytest pytest-timeout hypothesis
+	touch $@
+
+# OpenEnv's fastmcp needs a version of mcp that clashes with ours.
+$(OPENENV)/stamp: setup.cfg Makefile constraints-openenv.txt
+	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
+	@echo "Installing OpenEnv into $(OPENENV) (once)"
+	$(OPENENV)/bin/python -m pip install --quiet --constraint constraints-openenv.txt --editable ".[openenv]" \
+		pytest pytest-timeout hypothesis
 	touch $@
 
 # Versions that clash with ours, or weigh much: all of it stays out of .venv.

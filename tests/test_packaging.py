@@ -117,7 +117,10 @@ def test_the_python_versions_agree():
 
 
 def test_constraints_fit_the_ranges():
-    names = ("constraints", "constraints-adapters", "constraints-worlds")  # of CI, test-adapters, test-worlds
+    # The first two have what their own environments alone have, the others are of CI, test-adapters, test-worlds.
+    names = (
+        "constraints-openenv", "constraints-verifiers", "constraints", "constraints-adapters", "constraints-worlds",
+    )  # fmt: skip
     files = [ROOT / f"{name}.txt" for name in names]
     pins = dict(line.split("==") for path in files for line in lines(path.read_text()))
     pins = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pins.items()}
@@ -202,7 +205,13 @@ def test_importing_the_library_imports_nothing_optional():
     assert result.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("adapter", "package"), [("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env")])
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [
+        ("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env"), ("verifiers", "verifiers.v1"),
+        ("openenv", "openenv.core.client_types"),
+    ],
+)
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"agent_r1.adapters.{adapter}", raising=False)
