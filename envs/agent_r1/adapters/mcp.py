@@ -44,7 +44,7 @@ def mcp_server(
 ) -> Server[Any]:
     """Return a low-level server of the SDK with the tools of an environment.
 
-    Over HTTP every session of a client has an episode of its own. Over stdio there is one episode.
+    Over HTTP every session of a client has its own episode. Over stdio there is one episode.
 
     Args:
         env_id: a `ToolEnv`, also as "module:id".
@@ -140,7 +140,8 @@ class _Episode:
 
     def close(self) -> None:
         """Close the environment after the calls that run or wait."""
-        self.thread.submit(lambda: self.env is not None and self.env.close())
+        if self.env is not None:
+            self.thread.submit(self.env.close)
         self.thread.shutdown(wait=False)
 
     def call(self, env: ToolEnv, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
@@ -206,7 +207,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("env_id", metavar="ENV_ID", help='an id, or "module:id"')
     parser.add_argument("--task-index", type=int, metavar="N", help="the task (default: a random one)")
     parser.add_argument("--split", metavar="S", help="the split of the tasks (default: the environment's)")
-    parser.add_argument("--env-kwargs", type=json.loads, default={}, metavar="JSON", help="arguments of the environment")
+    parser.add_argument("--env-kwargs", type=json.loads, default={}, metavar="JSON", help="the environment's arguments")
     args = parser.parse_args(words)
     if not isinstance(args.env_kwargs, dict):
         parser.error("--env-kwargs must be a JSON object")

@@ -23,7 +23,8 @@ try:
     from agents.models.chatcmpl_converter import Converter
     from agents.result import RunResultBase
 except ImportError as error:
-    raise ImportError(f'{error}: agent_r1.adapters.openai_agents needs pip install "agent-r1[openai-agents]"') from error
+    needed = 'agent_r1.adapters.openai_agents needs pip install "agent-r1[openai_agents]"'
+    raise ImportError(f"{error}: {needed}") from error
 
 
 def tools_of(env: ToolEnv) -> list[FunctionTool]:
