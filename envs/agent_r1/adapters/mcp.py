@@ -3,7 +3,8 @@
     python -m agent_r1.adapters.mcp AgentR1/ArithmeticWorld-v0 --task-index 3
 
 Besides the environment's tools there are `question`, which returns the task, and `submit`, which takes the answer and
-returns the return of the episode. `say` is for tasks with a user. Made for mcp 2.0 to 2.3.
+returns the return of the episode. `say` is for tasks with a user. If the environment has a tool of that name, ours has
+the prefix `episode_`. Made for mcp 2.0 to 2.3.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, cast
 import agent_r1
 from agent_r1.rewards import find_answers
 from agent_r1.tool_env import ToolEnv
+from agent_r1_tools import ToolFault
 
 try:
     import mcp_types as types
@@ -54,12 +56,9 @@ def mcp_server(
 
     Raises:
         ArgumentError: there is no such environment.
-        ValueError: a tool of the environment has the name of one of the server's.
     """
     make = agent_r1.factory(env_id, env_kwargs)
     first = cast(ToolEnv, make().unwrapped)
-    if taken := OWN.keys() & first.tools.keys():
-        raise ValueError(f"tools of {env_id} have names of the server's own: {', '.join(sorted(taken))}; rename them")
     ready = [first]
     episodes: dict[str | None, _Episode] = {}
 
@@ -103,7 +102,8 @@ def mcp_app(
     """Return the server as a Starlette app with streamable HTTP under /mcp; see `mcp_server` for the arguments.
 
     An app that mounts it must also enter its `router.lifespan_context(app)`. `options` are those of the SDK's
-    `streamable_http_app`, such as `host` and `transport_security`.
+    `streamable_http_app`, such as `host` and `transport_security`. A session ends when its client ends it, and with mcp
+    2.3 after half an hour without a request.
     """
     server = mcp_server(env_id, env_kwargs, task_index=task_index, max_sessions=max_sessions)
     server.add_request_handler("server/discover", types.RequestParams, _no_discovery)
@@ -132,7 +132,10 @@ class _Episode:
         def called() -> Any:
             if self.env is None:
                 env = self.make()
-                env.reset(options={} if self.task_index is None else {"task_index": self.task_index})
+                try:
+                    env.reset(options={} if self.task_index is None else {"task_index": self.task_index})
+                except ToolFault as fault:
+                    raise MCPError(types.INTERNAL_ERROR, f"infrastructure error: {fault}") from None
                 self.env = env
             return function(self.env)
 
@@ -147,11 +150,12 @@ class _Episode:
     def call(self, env: ToolEnv, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         """Play a turn with this call. Raises MCPError for an infrastructure error, also at every later call."""
         ok, text = True, OVER
-        if name == "question":
+        own = _own(env).get(name)
+        if own == "question":
             text = "\n\n".join(message["content"] for message in env.prompt_messages())
         elif not self.over:
             before = len(env.episode.messages) + 1
-            _, reward, terminated, truncated, info = env.step_message(_reply(env, name, arguments))
+            _, reward, terminated, truncated, info = env.step_message(_reply(name, own, arguments))
             self.total, self.last, self.over = self.total + reward, info, terminated or truncated
             ok = all(call["ok"] for call in info["tool_calls"])
             text = "\n\n".join(message["content"] for message in env.episode.messages[before:])
@@ -173,25 +177,31 @@ def _tools(env: ToolEnv) -> list[types.Tool]:
         types.Tool(name=f["name"], description=f["description"], input_schema=f["parameters"])
         for f in (schema["function"] for schema in env.schemas)
     ]
-    for name, (description, argument) in OWN.items():
-        if name != "say" or env._has_user:
-            schema: dict[str, Any] = {"type": "object", "properties": {}}
-            if argument is not None:
-                schema |= {"properties": {argument: {"type": "string"}}, "required": [argument]}
-            tools.append(types.Tool(name=name, description=description, input_schema=schema))
+    for name, own in _own(env).items():
+        description, argument = OWN[own]
+        schema: dict[str, Any] = {"type": "object", "properties": {}}
+        if argument is not None:
+            schema |= {"properties": {argument: {"type": "string"}}, "required": [argument]}
+        tools.append(types.Tool(name=name, description=description, input_schema=schema))
     return tools
 
 
-def _reply(env: ToolEnv, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _own(env: ToolEnv) -> dict[str, str]:
+    """Return the keys of `OWN` by the names that they have beside the tools of this environment."""
+    own = [name for name in OWN if name != "say" or env._has_user]
+    return {f"episode_{name}" if name in env.tools else name: name for name in own}
+
+
+def _reply(name: str, own: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the turn of a policy that makes this call. Raises MCPError if an own tool gets no text."""
-    if name not in OWN or (name == "say" and not env._has_user):
+    if own is None:
         function = {"name": name, "arguments": json.dumps(arguments)}
         return {"role": "assistant", "tool_calls": [{"type": "function", "id": "call", "function": function}]}
-    argument = OWN[name][1]
+    argument = OWN[own][1]
     text = arguments.get(str(argument))
     if not isinstance(text, str) or len(arguments) > 1:
         raise MCPError(types.INVALID_PARAMS, f"{name} takes one argument: {argument} (string)")
-    if name == "submit" and not find_answers(text):
+    if own == "submit" and not find_answers(text):
         text = f"<answer>{text}</answer>"
     return {"role": "assistant", "content": text}
 

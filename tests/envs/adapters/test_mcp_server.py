@@ -118,6 +118,9 @@ class Shop(ToolEnv):
     def user_turn(self, text):
         return f"You said {text}."
 
+    def judge_answer(self, answer):
+        return 0.0, {}
+
 
 def play(env_id, calls, **kwargs):
     """The results of calls in one connection: a result, or an error's text."""
@@ -153,8 +156,22 @@ def test_a_user_is_spoken_to(shop):
     assert said.content[0].text == "You said hello." and "message (string)" in wrong
 
 
-def test_names_that_clash_are_refused(shop):
-    with pytest.raises(ValueError, match="submit; rename"):
-        mcp_server(shop, {"name": "submit"})
+def test_names_do_not_clash(shop):
+    asked, ended = play(shop, [("episode_question", {}), ("submit", {"answer": "a"})], name="question")
+    assert "Order tea." in asked.content[0].text and ended.structured_content["success"] is False
+    (fault,) = play(shop, [("submit", {"what": "tea"})], name="submit")
+    assert "the shop is gone" in fault
+
+
+def test_an_episode_that_cannot_begin_is_an_error(shop, monkeypatch):
+    def fail(env, task):
+        raise ToolFault("no shop today")
+
+    monkeypatch.setattr(Shop, "start_episode", fail)
+    (text,) = play(shop, [("question", {})])
+    assert "infrastructure error" in text and "no shop today" in text
+
+
+def test_an_unknown_environment_is_refused_at_once():
     with pytest.raises(agent_r1.ArgumentError):
         mcp_server("Nobody/Knows-v0")
