@@ -117,9 +117,10 @@ def test_the_python_versions_agree():
 
 
 def test_constraints_fit_the_ranges():
-    # The first two have what their own environments alone have, the others are of CI, test-adapters, test-worlds.
+    # The first three have what their own environments alone have, the others are of CI, test-adapters, test-worlds.
     names = (
-        "constraints-openenv", "constraints-verifiers", "constraints", "constraints-adapters", "constraints-worlds",
+        "constraints-agents", "constraints-openenv", "constraints-verifiers",
+        "constraints", "constraints-adapters", "constraints-worlds",
     )  # fmt: skip
     files = [ROOT / f"{name}.txt" for name in names]
     pins = dict(line.split("==") for path in files for line in lines(path.read_text()))
@@ -209,7 +210,8 @@ def test_importing_the_library_imports_nothing_optional():
     ("adapter", "package"),
     [
         ("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env"), ("verifiers", "verifiers.v1"),
-        ("openenv", "openenv.core.client_types"),
+        ("openenv", "openenv.core.client_types"), ("langgraph", "langchain_core.tools"), ("openai_agents", "agents"),
+        ("mcp", "mcp_types"),
     ],
 )
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
