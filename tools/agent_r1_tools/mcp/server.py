@@ -34,7 +34,7 @@ CHECKED = ("2.0", "2.1", "2.2", "2.3")
 """The series of the SDK that this was checked with."""
 MAX_TOOLS = 128
 END_SECONDS = 15.0
-MISSING = 'tools of MCP servers need the package mcp: pip install "agent-r1[mcp]"'
+MISSING = 'tools of MCP servers need version 2 of the package mcp: pip install "agent-r1[mcp]"'
 SESSIONS = ("episode", "replay", "shared")
 
 
@@ -363,6 +363,7 @@ def _frozen(pairs: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
 def _check_sdk() -> None:
     try:
         import mcp  # noqa: F401
+        import mcp_types  # noqa: F401  # since version 2
     except ImportError as error:
         raise ImportError(MISSING) from error
     logging.getLogger("mcp").addHandler(logging.NullHandler())  # it prints tracebacks of what we report
