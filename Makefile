@@ -43,8 +43,9 @@ test-adapters: $(ADAPTERS)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/s
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
 	$(ADAPTERS)/bin/python -m pytest tests/benchmarks/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
 	$(VERIFIERS)/bin/python -m pytest tests/envs/adapters/test_verifiers.py
-	$(OPENENV)/bin/python -m pytest tests/envs/adapters/test_openenv.py
+	$(OPENENV)/bin/python -m pytest tests/envs/adapters/test_openenv.py tests/envs/test_serve.py -k "openenv"
 	$(AGENTS)/bin/python -m pytest $(AGENT_TESTS)
+	$(AGENTS)/bin/python -m pytest tests/envs/test_serve.py -k mcp
 	$(AGENTS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and agent_loops"
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own

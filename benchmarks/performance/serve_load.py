@@ -120,10 +120,8 @@ def main() -> None:
         server.wait()
     rows = ["| clients | steps/s | p50, ms | p99, ms | steps/s, of those in process |", "|---|---|---|---|---|"]
     for number, found in results.items():
-        share = found["steps_per_second"] / alone
-        rows.append(
-            f"| {number} | {found['steps_per_second']:.0f} | {found['p50_ms']:.1f} | {found['p99_ms']:.1f} | {share:.2f} |"
-        )
+        speed, p50, p99 = found.values()
+        rows.append(f"| {number} | {speed:.0f} | {p50:.1f} | {p99:.1f} | {speed / alone:.2f} |")
     print(f"in process: {alone:.0f} steps/s; sessions opened and closed: {opened:.0f} a second")
     print("\n".join(rows))
     values = {"in_process_steps_per_second": alone, "sessions_per_second": opened, "clients": results}

@@ -304,9 +304,13 @@ def create_app(
 
         mounts.append(("/openenv", openenv_app(env_ids[0], dict(env_kwargs or {}), max_sessions=max_sessions)))
     if mcp:
+        from mcp.server.transport_security import TransportSecuritySettings
+
         from agent_r1.adapters.mcp import mcp_app
 
-        mounts.append(("", mcp_app(env_ids[0], dict(env_kwargs or {}), max_sessions=max_sessions)))
+        open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # `Guard` checks every request
+        kwargs = dict(env_kwargs or {})
+        mounts.append(("", mcp_app(env_ids[0], kwargs, max_sessions=max_sessions, transport_security=open_to_all)))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -284,3 +284,33 @@ def test_a_client_that_does_not_send_is_dropped():
     finally:
         process.kill()
         process.wait()
+
+
+def test_mcp_clients_play_at_the_same_address_with_the_same_token():
+    pytest.importorskip("mcp_types")
+    from agent_r1_tools import ToolFault
+    from agent_r1_tools.mcp import MCPServer
+
+    server = Server([WORLD], mcp=True, token=TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    tools = MCPServer(url=f"{server.url}/mcp", headers=headers)
+    assert {"question", "submit"} < {tool.name for tool in tools.tools()}
+    tools.close()
+    assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
+    with pytest.raises((ToolFault, ValueError)):
+        MCPServer(url=f"{server.url}/mcp", start_timeout=5).tools()
+    server.stop()
+
+
+def test_clients_of_openenv_play_at_the_same_address():
+    pytest.importorskip("openenv")
+    from websockets.sync.client import connect
+
+    server = Server([WORLD], openenv=True)
+    address = server.url.replace("http", "ws")
+    with connect(f"{address}/openenv/ws") as client:
+        client.send(json.dumps({"type": "reset", "data": {"index": 3}}))
+        observation = json.loads(client.recv())["data"]["observation"]
+        assert observation["messages"]
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    server.stop()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+try:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+except ImportError as error:
+    raise ImportError(f'{error}: our servers need pip install "agent-r1[server]"') from error
 
 HEADER_SECONDS = 10.0
 """The time that a connection may be open without a request; at most twice this."""
