@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 ADAPTERS := .venv-adapters
+VERIFIERS := .venv-verifiers
+OPENENV := .venv-openenv
+AGENTS := .venv-agents
 VERL := .venv-verl
 WORLDS := .venv-worlds
 DOCS := .venv-docs
@@ -11,6 +14,7 @@ OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
 # What holds with the oldest Gymnasium that setup.cfg allows.
 GYMNASIUM_TESTS := $(patsubst %,tests/envs/test_%.py,spaces tool_env vector wrappers)
 ADAPTER_TESTS := $(patsubst %,tests/envs/adapters/test_%.py,tinker skyrl torchrl) tests/envs/test_choices.py
+AGENT_TESTS := $(patsubst %,tests/envs/adapters/test_%.py,langgraph openai_agents mcp_server)
 # One more than there are cores: some tests wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST = $(BIN)/python tests/leave_nothing.py $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -34,11 +38,16 @@ test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow
 
-test-adapters: $(ADAPTERS)/stamp $(VERL)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
+test-adapters: $(ADAPTERS)/stamp $(VERL)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
 	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # in one process the packages disturb each other
 	$(ADAPTERS)/bin/python -m pytest $(GYMNASIUM_TESTS)
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
 	$(ADAPTERS)/bin/python -m pytest tests/benchmarks/test_benchmarks.py -k "test_a_benchmark_runs and sb3"
+	$(VERIFIERS)/bin/python -m pytest tests/envs/adapters/test_verifiers.py
+	$(OPENENV)/bin/python -m pytest tests/envs/adapters/test_openenv.py tests/envs/test_serve.py -k "openenv"
+	$(AGENTS)/bin/python -m pytest $(AGENT_TESTS)
+	$(AGENTS)/bin/python -m pytest tests/envs/test_serve.py -k mcp
+	$(AGENTS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and agent_loops"
 	$(VERL)/bin/python -m pytest tests/envs/adapters/test_verl.py
 	$(VERL)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and verl"
 
@@ -63,7 +72,7 @@ wheel-check: wheel  ## try both in fresh environments, on every Python that setu
 	.ci/check_dist
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERL) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERL) $(VERIFIERS) $(OPENENV) $(AGENTS) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
@@ -94,6 +103,30 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 		pytest pytest-timeout hypothesis tinker aiohttp anyio blobfile chz cloudpickle loguru \
 		pillow pydantic pyrage rich termcolor tiktoken typing-extensions
 	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
+	touch $@
+
+# verifiers pins a version of mcp that clashes with ours, and wants an older openai.
+$(VERIFIERS)/stamp: setup.cfg Makefile constraints-verifiers.txt
+	test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
+	@echo "Installing verifiers into $(VERIFIERS) (once)"
+	$(VERIFIERS)/bin/python -m pip install --quiet --constraint constraints-verifiers.txt --editable ".[verifiers]" \
+		pytest pytest-timeout hypothesis
+	touch $@
+
+# OpenEnv's fastmcp needs a version of mcp that clashes with ours.
+$(OPENENV)/stamp: setup.cfg Makefile constraints-openenv.txt
+	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
+	@echo "Installing OpenEnv into $(OPENENV) (once)"
+	$(OPENENV)/bin/python -m pip install --quiet --constraint constraints-openenv.txt --editable ".[openenv]" \
+		pytest pytest-timeout hypothesis
+	touch $@
+
+# LangGraph, the OpenAI Agents SDK and MCP, in newer versions of openai and pydantic than ours.
+$(AGENTS)/stamp: setup.cfg Makefile constraints-agents.txt
+	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	@echo "Installing LangGraph and the OpenAI Agents SDK into $(AGENTS) (once)"
+	$(AGENTS)/bin/python -m pip install --quiet --constraint constraints-agents.txt \
+		--editable ".[langgraph,openai_agents,mcp]" langchain langchain-openai pytest pytest-timeout hypothesis
 	touch $@
 
 # verl wants an older transformers than ours. It comes without what it asks for: its workers for agent loops import these.

@@ -23,7 +23,9 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import other_loops
 import pytest
+from chat_server import KEY
 from gymnasium.envs.registration import load_env_creator
 
 import agent_r1
@@ -48,9 +50,10 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-NEEDS = {name: name for name in ("torchrl", "stable_baselines3", "verl")}  # pages that `make test-adapters` runs
-
-
+# Pages that `make test-adapters` runs.
+NEEDS = {name: name for name in ("torchrl", "stable_baselines3", "verl")} | {"agent_loops": "langchain_openai"}
+MODEL = {"agent_loops"}  # pages whose programs ask a model
+LOOPS = {"langgraph", "mcp", "openai_agents"}  # adapters on that page
 SLOW = {"trl"}  # half a minute of imports
 
 
@@ -59,10 +62,21 @@ def cases():
     return [pytest.param(page, id=name(page), marks=[pytest.mark.slow] * (page.stem in SLOW)) for page in some]
 
 
+@pytest.fixture
+def model(monkeypatch):
+    """An expert behind the address that clients of chat APIs read."""
+    with other_loops.model_server() as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        yield
+
+
 @pytest.mark.parametrize("page", cases())
-def test_python_blocks_run(page, tmp_path, monkeypatch):
+def test_python_blocks_run(page, tmp_path, monkeypatch, request):
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])
+    if page.stem in MODEL:
+        request.getfixturevalue("model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("agent_r1.dialects.DIALECTS", dict(DIALECTS))  # a page adds one of its own
     names = {"__name__": "docs"}
@@ -150,7 +164,7 @@ def test_every_dialect_wrapper_and_adapter_has_its_place():
     text = (ROOT / "docs" / "wrappers.md").read_text(encoding="utf-8")
     assert ours and set(re.findall(r"^## (\w+)$", text, re.MULTILINE)) >= ours
     for adapter in pkgutil.iter_modules(adapters.__path__):
-        page = ROOT / "docs" / f"{adapter.name}.md"
+        page = ROOT / "docs" / f"{'agent_loops' if adapter.name in LOOPS else adapter.name}.md"
         assert page.exists() and f"agent_r1.adapters.{adapter.name}" in page.read_text(encoding="utf-8")
 
 

@@ -117,7 +117,11 @@ def test_the_python_versions_agree():
 
 
 def test_constraints_fit_the_ranges():
-    names = ("constraints", "constraints-adapters", "constraints-worlds")  # of CI, test-adapters, test-worlds
+    # The first three have what their own environments alone have, the others are of CI, test-adapters, test-worlds.
+    names = (
+        "constraints-agents", "constraints-openenv", "constraints-verifiers",
+        "constraints", "constraints-adapters", "constraints-worlds",
+    )  # fmt: skip
     files = [ROOT / f"{name}.txt" for name in names]
     pins = dict(line.split("==") for path in files for line in lines(path.read_text()))
     pins = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pins.items()}
@@ -205,9 +209,9 @@ def test_importing_the_library_imports_nothing_optional():
 @pytest.mark.parametrize(
     ("adapter", "package"),
     [
-        ("tinker", "tinker"),
-        ("skyrl", "skyrl_gym.envs.base_text_env"),
-        ("verl", "verl.experimental.agent_loop.agent_loop"),
+        ("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env"), ("verifiers", "verifiers.v1"),
+        ("openenv", "openenv.core.client_types"), ("langgraph", "langchain_core.tools"), ("openai_agents", "agents"),
+        ("mcp", "mcp_types"), ("verl", "verl.experimental.agent_loop.agent_loop"),
     ],
 )
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):

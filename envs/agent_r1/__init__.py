@@ -175,6 +175,9 @@ BRIDGES = {
 for _id, _entry in (ENVIRONMENTS | BRIDGES).items():
     gym.register(id=_id, entry_point=_entry.entry_point, vector_entry_point=f"agent_r1.vector:{_id}")
 
+# An environment on another machine is no task of its own, so it is in neither table.
+gym.register("AgentR1/Remote-v0", "agent_r1.remote:RemoteEnv", vector_entry_point="agent_r1.vector:AgentR1/Remote-v0")
+
 
 def generated_worlds() -> list[str]:
     """Return the ids with generated tasks: the environments that take a `world_seed`."""

@@ -67,6 +67,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "retrieval_recall": ("--data-dir {data} --corpus {corpus}", ("bm25s",)),
     "sandbox_speed": ("--quick --force", ()),
     "sb3_choices": ("--seeds 1 2 --steps 1024 --episodes 4 --force", ("stable_baselines3", "bm25s")),
+    "serve_load": ("--clients 2 --seconds 0.5 --force", ("fastapi", "httpx")),
     "sft_bf16": ("--num-steps 2 --batch-size 2 --heldout 2", LEARNING),
     "speedups": ("--rows 2 --repetitions 2 --episodes 8 --iterations 0 --force", LEARNING),
     "speedups --device": ("cpu --models tiny --tokens 512 --repetitions 2", LEARNING),

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 KEY = "a-key-of-tests"
-FIELDS = {"model", "messages", "tools", "temperature", "top_p", "max_tokens"}
+FIELDS = {"model", "messages", "tools", "temperature", "top_p", "max_tokens", "stream"}
 ROLES = {
     "system": {"content"},
     "user": {"content"},
@@ -26,6 +26,8 @@ def refusal(body: dict[str, Any]) -> str | None:
     """What is wrong with a request; None where nothing is."""
     if extra := body.keys() - FIELDS:
         return f"unknown fields {extra}"
+    if body.get("stream"):
+        return "no streams here"
     waiting: list[str] = []  # ids of calls without a result
     seen: set[str] = set()
     for number, message in enumerate(body["messages"]):

@@ -22,6 +22,7 @@ from agent_r1_tools.search import BM25Retriever, DenseRetriever, HTTPRetriever, 
         ("httpx", "http", lambda: HTTPRetriever("http://127.0.0.1:1")),
         ("fastapi", "server", lambda: importlib.import_module("agent_r1_tools.search.server")),
         ("mcp", "mcp", lambda: MCPServer(["server"])),
+        ("mcp_types", "mcp", lambda: MCPServer(["server"])),  # version 1
         ("uvicorn", "server", lambda: importlib.import_module("agent_r1_tools.search.server")),
     ],
 )

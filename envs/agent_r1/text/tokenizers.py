@@ -9,6 +9,7 @@ object that has these four, or None for the `ByteTokenizer`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -402,3 +403,16 @@ def fast_codec(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[Se
             return str((backend or tokenizer).decode(ids, skip_special_tokens=False))
 
     return encode, decode
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """Return a hash of a tokenizer: equal ones make the same tokens of a text, and the same prompt of messages."""
+    template = getattr(tokenizer, "chat_template", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content = json.loads(backend.to_str())
+        content.pop("padding", None), content.pop("truncation", None)
+    else:
+        content = [type(tokenizer).__name__, len(tokenizer), getattr(tokenizer, "get_added_vocab", dict)()]
+    text = json.dumps([content, template], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

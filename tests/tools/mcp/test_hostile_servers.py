@@ -263,7 +263,7 @@ def test_long_queries_are_not_kept() -> None:
     assert query_stems.cache_info().currsize == kept + 1
 
 
-QUICK = "BODY_SECONDS = server.HEADER_SECONDS = 0.5; server.TAKE_SECONDS = 1.5; server.ANSWER_SECONDS = 60"
+QUICK = "BODY_SECONDS = http_limits.HEADER_SECONDS = 0.5; http_limits.TAKE_SECONDS = 1.5"
 QUICK += "; server.MAX_HELD_BYTES = 1_000_000; server.MAX_UNSENT_BYTES = 30_000_000"
 
 
@@ -275,7 +275,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number = int(probe.getsockname()[1])
-    code = f"import sys; from agent_r1_tools.search import server; server.{QUICK}; server.main()"
+    imports = "from agent_r1_tools import http_limits; from agent_r1_tools.search import server"
+    code = f"{imports}; server.{QUICK}; server.main()"
     process = subprocess.Popen([sys.executable, "-c", code, "--corpus", str(corpus), "--port", str(number)])
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

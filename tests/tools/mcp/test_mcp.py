@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from agent_r1_tools.mcp import MCPServer, MCPTool
 
 pytest.importorskip("mcp")
 SHARED = Path(__file__).parents[2] / "shared"
+SDK = metadata.version("mcp").rpartition(".")[0]
+LIMIT = 1 if SDK in ("2.0", "2.1", "2.2") else 4  # of a result over HTTP
 COUNTER = [sys.executable, str(SHARED / "mcp_server.py")]
 
 
@@ -244,7 +247,7 @@ def test_tools_over_http(address: str, make: Any) -> None:
     one["add"].set_state(None)
     assert run_tool(one["add"], {"number": 1}).content == "The count is 1."
     result = run_tool(one["repeat"], {"text": "ab", "times": 3 << 20})
-    assert not result.ok and result.fault is None and "larger than 4 MiB" in result.content
+    assert not result.ok and result.fault is None and f"larger than {LIMIT} MiB" in result.content
     assert run_tool(one["add"], {"number": 1}).content == "The count is 2."
     one["add"].server.timeout = 0.5
     assert run_tool(one["wait"], {"seconds": 60}).data == {"error": "timeout"}
@@ -397,6 +400,8 @@ def test_a_thousand_tools_are_for_their_user_to_choose_from(make: Any) -> None:
 
 
 def test_schemas_that_are_none_are_named_and_those_that_are_slow_are_not_followed(make: Any) -> None:
+    if SDK == "2.0":
+        pytest.skip("this SDK reads no list in which a schema is true or false")
     server = MCPServer(plain("schemas"))
     with pytest.raises(ValueError) as raised:
         server.tools()

@@ -25,16 +25,16 @@ from typing import Any, Literal
 
 from agent_r1_tools.mcp.connection import Connection, Late, Lost
 from agent_r1_tools.mcp.offers import Offer, read_offer, result_text
-from agent_r1_tools.mcp.transports import MAX_MESSAGE, TOO_LARGE, Address
+from agent_r1_tools.mcp.transports import TOO_LARGE, Address
 from agent_r1_tools.schemas import checker
 from agent_r1_tools.text import as_text, clean_text, encodable, printable
 from agent_r1_tools.tool import DEFAULT_MAX_RESULT_CHARS, DEFAULT_TIMEOUT, Tool, ToolFault, ToolResult
 
-CHECKED = "2.3"
+CHECKED = ("2.0", "2.1", "2.2", "2.3")
 """The series of the SDK that this was checked with."""
 MAX_TOOLS = 128
 END_SECONDS = 15.0
-MISSING = 'tools of MCP servers need the package mcp: pip install "agent-r1[mcp]"'
+MISSING = 'tools of MCP servers need version 2 of the package mcp: pip install "agent-r1[mcp]"'
 SESSIONS = ("episode", "replay", "shared")
 
 
@@ -285,11 +285,16 @@ class MCPServer:
         """Make a call and return its result. Raises Lost and Late."""
         from mcp_types import INVALID_PARAMS
 
+        too_large = f"the result is larger than {connection.notes.limit >> 20} MiB; ask for less"
         try:
             result = connection.call(name, sent, self.timeout)
+        except Lost:
+            if connection.notes.too_large:  # an SDK before 2.3 ends the session there
+                return _failed("exception", too_large)
+            raise
         except _mcp_error() as error:
             if error.code == TOO_LARGE or connection.notes.too_large:
-                return _failed("exception", f"the result is larger than {MAX_MESSAGE >> 20} MiB; ask for less")
+                return _failed("exception", too_large)
             return _failed("bad_arguments" if error.code == INVALID_PARAMS else "exception", str(error))
         except ValueError as error:
             return _failed("bad_result", f"the server's answer can't be read: {clean_text(str(error), 500)}")
@@ -358,12 +363,13 @@ def _frozen(pairs: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
 def _check_sdk() -> None:
     try:
         import mcp  # noqa: F401
+        import mcp_types  # noqa: F401  # since version 2
     except ImportError as error:
         raise ImportError(MISSING) from error
     logging.getLogger("mcp").addHandler(logging.NullHandler())  # it prints tracebacks of what we report
     version = metadata.version("mcp")
-    if not version.startswith(f"{CHECKED}."):
-        warnings.warn(f"mcp {version} wasn't checked; {CHECKED} was", stacklevel=3)
+    if version.rpartition(".")[0] not in CHECKED:
+        warnings.warn(f"mcp {version} wasn't checked; {CHECKED[0]} to {CHECKED[-1]} were", stacklevel=3)
 
 
 def _mcp_error() -> Any:

@@ -6,6 +6,7 @@ The SDK's own transports keep a message of any size in memory, and a server may 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
 import signal
@@ -73,6 +74,7 @@ class Notes:
     stderr: str = ""
     status: int = 0  # of the last request that HTTP refused
     too_large: bool = False
+    limit: int = MAX_MESSAGE  # bytes of one message over HTTP
     waiting: set[Any] = field(default_factory=set)  # ids of requests
     traffic: int = 0
 
@@ -97,8 +99,10 @@ async def open_transport(address: Address, notes: Notes) -> AsyncIterator[Any]:
         from mcp.client.streamable_http import streamable_http_client
 
         async with _http_client(address, notes) as client:
-            limit = 2 * MAX_MESSAGE  # ours comes first
-            async with streamable_http_client(address.url, http_client=client, max_sse_event_size=limit) as streams:
+            options = {"max_sse_event_size": 2 * MAX_MESSAGE}  # our bound comes first
+            if "max_sse_event_size" not in inspect.signature(streamable_http_client).parameters:  # before 2.3
+                notes.limit, options = 1 << 20, {}
+            async with streamable_http_client(address.url, http_client=client, **options) as streams:
                 yield streams
 
 
@@ -247,7 +251,7 @@ def _http_client(address: Address, notes: Notes) -> Any:
             size = 0
             async for piece in self.inner:
                 size += len(piece)
-                if size > MAX_MESSAGE:
+                if size > notes.limit:
                     notes.too_large = True
                     raise httpx2.StreamError("the result is too large")
                 yield piece

@@ -29,7 +29,8 @@ try:
     import uvicorn
     from fastapi import FastAPI, HTTPException, Request, Response
     from pydantic import BaseModel, Field, StringConstraints, ValidationError
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from agent_r1_tools.http_limits import Impatient
 except ImportError as missing:
     needed = 'the retrieval server needs fastapi and uvicorn: pip install "agent-r1[server]"'
     if __name__ == "__main__":
@@ -55,12 +56,6 @@ PIECE_BYTES = 65_536
 """The size of the pieces in which an answer is handed over. An answer that is no larger always has room."""
 BODY_SECONDS = 30.0
 """The time in which a body must arrive."""
-HEADER_SECONDS = 10.0
-"""The time that a connection may be open without a request; at most twice this."""
-ANSWER_SECONDS = 600.0
-"""The time in which an answer must be found."""
-TAKE_SECONDS = 30.0
-"""The time in which a client must take an answer; at most `HEADER_SECONDS` more."""
 
 Query = Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]
 Queries = Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)]
@@ -176,35 +171,6 @@ class Batcher:
             if len(request.found) == len(request.queries) and not request.answer.done():  # done: its client went away
                 request.answer.set_result(request.found)
         return None
-
-
-class _Impatient(AutoHTTPProtocol):
-    """A protocol that checks every connection from time to time. uvicorn itself waits forever for a connection's first
-    request, for the rest of its headers, and for a client that takes its answer."""
-
-    _gone = False
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._look((), 0)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._gone = True
-        super().connection_lost(exc)
-
-    def _look(self, before: tuple[Any, ...], times: int) -> None:
-        """Check again that the client makes progress; nothing has changed since `before`, seen `times` in a row."""
-        if self._gone:
-            return
-        idle = self.cycle is None or self.cycle.response_complete
-        untaken = self.transport.get_write_buffer_size() > 0
-        now = (self.cycle, idle, untaken)
-        times = times + 1 if now == before else 0
-        if times * HEADER_SECONDS >= (TAKE_SECONDS if untaken else ANSWER_SECONDS):
-            self.transport.abort()
-        elif times and idle:
-            self.transport.close()  # once all is sent
-        self.loop.call_later(HEADER_SECONDS, self._look, now, times)
 
 
 def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
@@ -391,7 +357,7 @@ def main() -> None:
         from agent_r1_tools.search.bm25 import BM25Retriever
 
         retriever = BM25Retriever(load_corpus(arguments.corpus, arguments.source))
-    uvicorn.run(create_app(retriever), host=arguments.host, port=arguments.port, log_level="warning", http=_Impatient)
+    uvicorn.run(create_app(retriever), host=arguments.host, port=arguments.port, log_level="warning", http=Impatient)
 
 
 if __name__ == "__main__":

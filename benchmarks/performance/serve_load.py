@@ -1,0 +1,132 @@
+"""The environment server under load on loopback: sessions a second, and how long a step waits.
+
+    python benchmarks/performance/serve_load.py
+
+The server and its clients are processes of this machine. Each client has one session, and steps as fast as it gets
+answers; the environment of a step is CraftWorld, whose tools take no time. The same turns in one process, without a
+server, are the limit: a ratio to it is what the network costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import httpx
+import numpy as np
+
+import agent_r1
+from agent_r1.text.tokenizers import fingerprint
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks" / "common")]
+from machine import above_0, from_1, record_results, require_quiet_machine
+
+WORLD = "AgentR1/CraftWorld-v0"
+_ = agent_r1  # registers the environments
+
+
+def turns_of(tasks: int) -> list[list[list[int]]]:
+    """Return the expert's spans of the first tasks."""
+    env: Any = gym.make(WORLD).unwrapped
+    found = []
+    for index in range(tasks):
+        env.reset(options={"task_index": index})
+        found.append([env.encode_reply({"content": turn}).tolist() for turn in env.demonstration()])
+    return found
+
+
+def in_process(turns: list[list[list[int]]], seconds: float) -> float:
+    """Return the steps of one environment in a second, without a server; a reset counts as a step."""
+    env, steps, started = gym.make(WORLD).unwrapped, 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        index = steps % len(turns)
+        env.reset(options={"task_index": index})
+        for span in turns[index]:
+            env.step(np.array(span, np.int32))
+        steps += 1 + len(turns[index])
+    return steps / (time.perf_counter() - started)
+
+
+async def client(url: str, turns: list[list[list[int]]], first: int, end: float, waits: list[float]) -> None:
+    """Play episodes in one session until a time. Add the seconds of each request to `waits`."""
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+        tokenizer = fingerprint(gym.make(WORLD).unwrapped.tokenizer)  # type: ignore[attr-defined]
+        opened = await http.post("/sessions", json={"env_id": WORLD, "tokenizer": tokenizer})
+        path = f"/sessions/{opened.json()['session']}"
+        index = first
+        while time.perf_counter() < end:
+            index = (index + 1) % len(turns)
+            bodies: list[tuple[str, Any]] = [("reset", {"task_index": index})]
+            for what, body in bodies + [("step", {"tokens": span}) for span in turns[index]]:
+                started = time.perf_counter()
+                answer = await http.post(f"{path}/{what}", json=body)
+                waits.append(time.perf_counter() - started)
+                answer.raise_for_status()
+        await http.delete(path)
+
+
+async def load(url: str, turns: list[list[list[int]]], clients: int, seconds: float) -> dict[str, float]:
+    """Return steps a second of all clients, and percentiles of a step in milliseconds."""
+    waits: list[float] = []
+    started = time.perf_counter()
+    await asyncio.gather(*(client(url, turns, 7 * i, started + seconds, waits) for i in range(clients)))
+    spent = time.perf_counter() - started
+    p50, p99 = np.percentile(waits, [50, 99]) * 1000
+    return {"steps_per_second": len(waits) / spent, "p50_ms": float(p50), "p99_ms": float(p99)}
+
+
+def sessions(url: str, seconds: float) -> float:
+    """Return how many sessions one client opens and closes in a second."""
+    count, started = 0, time.perf_counter()
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        while time.perf_counter() - started < seconds:
+            name = http.post("/sessions", json={"env_id": WORLD}).json()["session"]
+            http.delete(f"/sessions/{name}").raise_for_status()
+            count += 1
+    return count / (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=from_1, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--seconds", type=above_0, default=10.0, help="of each measurement")
+    parser.add_argument("--port", type=from_1, default=18_650)
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    args = parser.parse_args()
+    require_quiet_machine(args.force)
+    turns, url = turns_of(50), f"http://127.0.0.1:{args.port}"
+    words = [sys.executable, "-m", "agent_r1.serve", WORLD, "--port", str(args.port), "--max-sessions", "256"]
+    server = subprocess.Popen(words)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and server.poll() is None:
+            try:
+                httpx.get(f"{url}/health", trust_env=False)
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        alone = in_process(turns, args.seconds)
+        opened = sessions(url, args.seconds)
+        results = {str(number): asyncio.run(load(url, turns, number, args.seconds)) for number in args.clients}
+    finally:
+        server.kill()
+        server.wait()
+    rows = ["| clients | steps/s | p50, ms | p99, ms | steps/s, of those in process |", "|---|---|---|---|---|"]
+    for number, found in results.items():
+        speed, p50, p99 = found.values()
+        rows.append(f"| {number} | {speed:.0f} | {p50:.1f} | {p99:.1f} | {speed / alone:.2f} |")
+    print(f"in process: {alone:.0f} steps/s; sessions opened and closed: {opened:.0f} a second")
+    print("\n".join(rows))
+    values = {"in_process_steps_per_second": alone, "sessions_per_second": opened, "clients": results}
+    record_results("serve_load", values, "\n".join(rows), "python benchmarks/performance/serve_load.py", args.force)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""AgentR1/Remote-v0 equals the environment on its server; docs/server.md."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import httpx
+import numpy as np
+import pytest
+import scripted_episodes as scripted
+from environment_server import Server, free_port
+from gymnasium.utils.env_checker import check_env
+
+import agent_r1
+from agent_r1 import ArgumentError
+
+WORLDS = ["AgentR1/CraftWorld-v0", "AgentR1/MultihopWorld-v0", "AgentR1/ArithmeticWorld-v0", "AgentR1/ShopWorld-v0"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server(WORLDS, max_sessions=12)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def remote(server):
+    made = []
+
+    def make(env_id, **kwargs):
+        made.append(gym.make("AgentR1/Remote-v0", url=server.url, env_id=env_id, **kwargs).unwrapped)
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def random_span(env, rng):
+    """A turn: of the expert, a wrong call, a text, an answer, random tokens, one without end, or one without room."""
+    kind = rng.integers(8)
+    expert = env.demonstration()
+    turn = expert[min(env.episode.turn, len(expert) - 1)]
+    if kind < 3:
+        return env.encode_reply({"content": turn})
+    if kind == 3:
+        return env.encode_reply({"content": '<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>'})
+    if kind == 4:
+        return env.encode_reply({"content": "<answer>5</answer>" if rng.random() < 0.3 else "Hm."})
+    if kind == 5:
+        return rng.integers(0, env.action_space.vocab_size, rng.integers(0, 40)).astype(np.int32)
+    if kind == 6:
+        return env.encode_reply({"content": turn})[:-1]
+    return np.full(env.room + rng.integers(0, 3), 65, np.int32) if rng.random() < 0.2 else np.zeros(0, np.int32)
+
+
+def plays_the_same(local, remote, episodes, seed):
+    """Play random episodes in both; return the number of those that were continued from a snapshot."""
+    rng, restored = np.random.default_rng(seed), 0
+    for number in range(episodes):
+        options = {"max_turns": int(rng.integers(1, 6))} if rng.random() < 0.5 else {}
+        options |= {"task_index": int(rng.integers(50))} if rng.random() < 0.5 else {}
+        begin = int(rng.integers(1000)) if number == 0 or rng.random() < 0.5 else None
+        (state, info), (other, about) = (env.reset(seed=begin, options=options) for env in (local, remote))
+        assert state.tolist() == other.tolist() and info == about
+        assert local.schemas == remote.schemas and local.task.question == remote.task.question
+        done = False
+        while not done:
+            span = random_span(local, rng)
+            if rng.random() < 0.2:
+                kept = local.get_state(), remote.get_state()
+                local.step(span), remote.step(span)
+                local.set_state(kept[0]), remote.set_state(kept[1])
+                restored += 1
+            mine, theirs = local.step(span), remote.step(span)
+            assert mine[0].tolist() == theirs[0].tolist() and mine[1:] == theirs[1:]
+            assert local.messages == remote.messages and local.new_messages() == remote.new_messages()
+            assert local.episode.turns == remote.episode.turns and local.room == remote.room
+            done = mine[2] or mine[3]
+    return restored
+
+
+@pytest.mark.parametrize("env_id", WORLDS[:2])
+def test_a_remote_environment_equals_the_local_one(env_id, remote):
+    kwargs = {"max_context_tokens": 3000}
+    assert plays_the_same(gym.make(env_id, **kwargs).unwrapped, remote(env_id, **kwargs), 8, 0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", WORLDS)
+def test_500_random_episodes_are_equal(env_id, remote):
+    for seed, kwargs in enumerate([{}, {"max_context_tokens": 2500, "process_reward": False}, {"split": "test"}]):
+        plays_the_same(gym.make(env_id, **kwargs).unwrapped, remote(env_id, **kwargs), 42, seed)
+
+
+def test_the_tokenizer_of_a_policy_is_found_by_its_content(remote):
+    policy = agent_r1.tiny_policy(WORLDS[1])
+    local = gym.make(WORLDS[1], tokenizer=policy, max_context_tokens=700).unwrapped
+    env = remote(WORLDS[1], tokenizer=policy, max_context_tokens=700)
+    for kind in scripted.KINDS:
+        local.reset(options={"task_index": 1}), env.reset(options={"task_index": 1})
+        for turn in scripted.write(local, kind):
+            span = np.array(local.tokenizer.encode(turn, add_special_tokens=False), np.int32)
+            mine, theirs = local.step(span), env.step(span)
+            assert mine[0].tolist() == theirs[0].tolist() and mine[1:] == theirs[1:]
+            if mine[2] or mine[3]:
+                break
+
+
+def test_gymnasium_accepts_it(remote):
+    check_env(remote(WORLDS[0]), skip_render_check=True)
+
+
+def test_a_vector_environment_spreads_over_servers_and_equals_the_local_one(server):
+    other = Server(WORLDS, max_sessions=12)
+    urls = [server.url, other.url]
+    envs = gym.make_vec("AgentR1/Remote-v0", num_envs=6, url=urls, env_id=WORLDS[0])
+    local = gym.make_vec(WORLDS[0], num_envs=6)
+    assert sorted(env.url for env in envs.envs) == sorted(3 * urls)
+    states, others = envs.reset(seed=3)[0], local.reset(seed=3)[0]
+    for _ in range(3):
+        assert all(np.array_equal(a, b) for a, b in zip(states, others, strict=True))
+        spans = [env.encode_reply({"content": env.demonstration()[0]}) for env in local.envs]
+        states, *rest = envs.step(spans)
+        others, *mine = local.step(spans)
+        assert all(np.array_equal(a, b) for a, b in zip(rest[:3], mine[:3], strict=True))
+        if mine[1].any() or mine[2].any():
+            break
+    envs.close(), local.close()
+    assert other.sessions == 0
+    other.stop()
+
+
+def test_a_server_that_is_gone_is_a_fault_and_the_next_episode_is_elsewhere(server):
+    dying = Server(WORLDS[:1], max_sessions=1000)  # the freest
+    env = gym.make("AgentR1/Remote-v0", url=f"{dying.url},{server.url}", env_id=WORLDS[0], fault_deadline=0.3).unwrapped
+    assert env.url == dying.url
+    env.reset(seed=0)
+    env.step_message({"content": "Hm."})
+    dying.stop()
+    _, reward, terminated, truncated, info = env.step_message({"content": "<answer>1</answer>"})
+    assert reward == 0 and truncated and not terminated and not info["is_success"]
+    assert info["truncation_reason"] == "fault" and dying.url in info["fault"]
+    state, info = env.reset(seed=0)
+    assert "fault" not in info and env.url == server.url
+    assert state.tolist() == gym.make(WORLDS[0]).unwrapped.reset(seed=0)[0].tolist()
+    env.close()
+
+
+def test_a_vector_environment_goes_on_without_a_dead_server(server):
+    dying = Server(WORLDS[:1], max_sessions=12)
+    kwargs = {"url": [server.url, dying.url], "env_id": WORLDS[0], "fault_deadline": 0.3}
+    envs = gym.make_vec("AgentR1/Remote-v0", num_envs=4, **kwargs)
+    envs.reset(seed=0)
+    lost = np.array([env.url == dying.url for env in envs.envs])
+    assert lost.sum() == 2
+    dying.stop()
+    turn = [env.encode_reply({"content": "Hm."}) for env in envs.envs]
+    _, rewards, _, truncations, infos = envs.step(turn)
+    assert (truncations == lost).all() and (rewards[lost] == 0).all() and (infos["_fault"] == lost).all()
+    _, infos = envs.reset(options={"reset_mask": lost})
+    assert "fault" not in infos and all(env.url == server.url for env in envs.envs)
+    envs.close()
+
+
+def test_a_session_that_was_closed_is_a_fault_of_one_episode(remote, server):
+    env, other = remote(WORLDS[0]), remote(WORLDS[0])
+    env.reset(seed=0), other.reset(seed=0)
+    httpx.delete(f"{server.url}/sessions/{env._session}")
+    assert "no such session" in env.step_message({"content": "Hm."})[4]["fault"]
+    assert "fault" not in other.step_message({"content": "Hm."})[4]
+    assert "fault" not in env.reset(seed=0)[1]
+
+
+def test_wrong_arguments_name_the_remedy(server, remote):
+    make = lambda **kwargs: gym.make("AgentR1/Remote-v0", **kwargs)  # noqa: E731
+    for kwargs, said in [
+        ({"url": "127.0.0.1:80"}, "http://HOST:PORT"),
+        ({"url": f"http://127.0.0.1:{free_port()}"}, "no environment server has a session"),
+        ({"url": server.url, "env_id": "AgentR1/Nothing-v0"}, "it has AgentR1/CraftWorld-v0"),
+        ({"url": server.url, "env_id": WORLDS[0], "data_dir": "/etc"}, "only whoever starts the server sets data_dir"),
+        ({"url": server.url, "env_id": WORLDS[0], "split": "nothing"}, "split"),
+        ({"url": server.url, "env_id": WORLDS[0], "max_context_tokens": 10**9}, "at most 262144"),
+    ]:
+        with pytest.raises((ArgumentError, ValueError), match=said):
+            make(**kwargs)
+    env = remote(WORLDS[0])
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="tools, which are on the server"):
+        env.call_tool("craft", {})
+    with pytest.raises(ValueError, match=r"task_index must be in \[0"):
+        env.reset(options={"task_index": -1})
+    assert agent_r1.task_counts("AgentR1/Remote-v0", {"url": server.url, "env_id": WORLDS[0]})
+
+
+@pytest.mark.slow
+def test_a_client_that_dies_costs_one_session(server):
+    """Sessions of a killed process are closed when they have been idle; others go on."""
+    other = Server(WORLDS[:1], max_sessions=3, idle_seconds=2.0)
+    code = f"""
+import gymnasium as gym, agent_r1, time
+env = gym.make("AgentR1/Remote-v0", url="{other.url}", env_id="{WORLDS[0]}")
+env.reset(seed=0)
+print("ready", flush=True)
+time.sleep(100)
+"""
+    client = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert client.stdout.readline() == "ready\n"
+    env = gym.make("AgentR1/Remote-v0", url=other.url, env_id=WORLDS[0]).unwrapped
+    env.reset(seed=0)
+    assert other.sessions == 2
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    deadline = time.monotonic() + 15
+    while other.sessions > 1 and time.monotonic() < deadline:
+        assert not env.reset(seed=0)[1].get("fault")
+        time.sleep(0.3)
+    assert other.sessions == 1
+    env.close(), other.stop()
