@@ -7,6 +7,7 @@ ADAPTERS := .venv-adapters
 VERIFIERS := .venv-verifiers
 OPENENV := .venv-openenv
 AGENTS := .venv-agents
+VERL := .venv-verl
 WORLDS := .venv-worlds
 DOCS := .venv-docs
 OLDEST := $(shell sed -n 's/^ *gymnasium >=\([0-9.]*\),.*/\1/p' setup.cfg)
@@ -37,7 +38,7 @@ test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow
 
-test-adapters: $(ADAPTERS)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
+test-adapters: $(ADAPTERS)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/stamp $(VERL)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
 	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # in one process the packages disturb each other
 	$(ADAPTERS)/bin/python -m pytest $(GYMNASIUM_TESTS)
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
@@ -47,6 +48,8 @@ test-adapters: $(ADAPTERS)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/s
 	$(AGENTS)/bin/python -m pytest $(AGENT_TESTS)
 	$(AGENTS)/bin/python -m pytest tests/envs/test_serve.py -k mcp
 	$(AGENTS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and agent_loops"
+	$(VERL)/bin/python -m pytest tests/envs/adapters/test_verl.py
+	$(VERL)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and verl"
 
 test-worlds: $(WORLDS)/stamp  ## environments through other people's packages, in an environment of its own
 	$(WORLDS)/bin/python tests/leave_nothing.py $(WORLDS)/bin/python -m pytest tests/envs/bridges
@@ -69,7 +72,7 @@ wheel-check: wheel  ## try both in fresh environments, on every Python that setu
 	.ci/check_dist
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERIFIERS) $(OPENENV) $(AGENTS) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERIFIERS) $(OPENENV) $(AGENTS) $(VERL) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt
@@ -124,6 +127,16 @@ $(AGENTS)/stamp: setup.cfg Makefile constraints-agents.txt
 	@echo "Installing LangGraph and the OpenAI Agents SDK into $(AGENTS) (once)"
 	$(AGENTS)/bin/python -m pip install --quiet --constraint constraints-agents.txt \
 		--editable ".[langgraph,openai_agents,mcp]" langchain langchain-openai pytest pytest-timeout hypothesis
+	touch $@
+
+# verl wants an older transformers than ours. It comes without what it asks for: its workers for agent loops import these.
+$(VERL)/stamp: setup.cfg Makefile constraints-verl.txt
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	@echo "Installing verl into $(VERL) (once; torch is large)"
+	$(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt --editable ".[search]" torch transformers \
+		aiohttp cachetools codetiming datasets fastapi hydra-core msgspec peft pillow psutil pyzmq ray tensordict torchdata \
+		uvicorn pytest pytest-timeout hypothesis
+	$(VERL)/bin/python -m pip install --quiet --no-deps --constraint constraints-verl.txt verl TransferQueue
 	touch $@
 
 # Versions that clash with ours, or weigh much: all of it stays out of .venv.

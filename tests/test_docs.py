@@ -51,7 +51,7 @@ def name(page: Path) -> str:
 
 
 # Pages that `make test-adapters` runs.
-NEEDS = {"torchrl": "torchrl", "stable_baselines3": "stable_baselines3", "agent_loops": "langchain_openai"}
+NEEDS = {name: name for name in ("torchrl", "stable_baselines3", "verl")} | {"agent_loops": "langchain_openai"}
 MODEL = {"agent_loops"}  # pages whose programs ask a model
 LOOPS = {"langgraph", "mcp", "openai_agents"}  # adapters on that page
 SLOW = {"trl"}  # half a minute of imports

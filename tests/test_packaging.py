@@ -136,7 +136,7 @@ def test_constraints_fit_the_ranges():
         elif name in pins:
             assert requirement.specifier.contains(pins[name]), f"{line}, but {pins[name]} is pinned"
         else:
-            assert extra in ("track", "vllm"), f"{line} of [{extra}] is not pinned"
+            assert extra in ("track", "vllm", "verl"), f"{line} of [{extra}] is not pinned"
 
 
 def test_imports_never_run_up():
@@ -212,6 +212,7 @@ def test_importing_the_library_imports_nothing_optional():
         ("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env"), ("verifiers", "verifiers.v1"),
         ("openenv", "openenv.core.client_types"), ("langgraph", "langchain_core.tools"), ("openai_agents", "agents"),
         ("mcp", "mcp_types"),
+        ("verl", "verl.experimental.agent_loop.agent_loop"),
     ],
 )
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):

@@ -115,4 +115,13 @@ class Desk(ToolEnv):
         return [self.dialect.tool_call("query", {"sql": "select 1 + 1"}), "<answer>2</answer>"]
 
 
+class BrokenDesk(Desk):
+    """A desk whose calls always break, also in another process."""
+
+    def query(self, sql: str) -> list:
+        """Ask the data base."""
+        raise ConnectionError("no line")
+
+
 gym.register("Desk-v0", entry_point=Desk)
+gym.register("BrokenDesk-v0", entry_point=BrokenDesk)

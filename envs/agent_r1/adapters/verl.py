@@ -1,0 +1,173 @@
+"""The environments for verl: one agent loop plays them all, tokens in and tokens out; docs/verl.md shows a run.
+
+    rows = task_rows("AgentR1/MultihopWorld-v0", range(1000), tokenizer=model_name)
+    datasets.Dataset.from_list(rows).to_parquet("train.parquet")
+
+    # a file of YAML for actor_rollout_ref.rollout.agent.agent_loop_config_path
+    - {name: agent_r1, _target_: agent_r1.adapters.verl.AgentR1Loop}
+
+A row names its environment, its task and the environment's arguments. The tokens that verl trains on are the state of
+the `ToolEnv`; nothing is rendered or encoded again. Made for verl 0.9.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, cast
+from uuid import uuid4
+
+import numpy as np
+
+from agent_r1 import factory
+from agent_r1.tool_env import PromptTooLong, ToolEnv
+from agent_r1_tools import ToolFault
+from agent_r1_tools.threads import OneThread
+
+try:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+    from verl.utils.profiler import simple_timer
+except ImportError as error:
+    raise ImportError(f'{error}: agent_r1.adapters.verl needs pip install "agent-r1[verl]"') from error
+
+
+@register("agent_r1")
+class AgentR1Loop(AgentLoopBase):
+    """Episodes of any `ToolEnv`, each with its own environment in its own thread."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """Play an episode of a row of `task_rows`.
+
+        The prompt is the state after `reset`. The response has mask 1 and the sampler's log-probabilities on spans,
+        mask 0 and 0.0 on the environment's tokens, and ends with the last span. `reward_score` is the return.
+
+        Raises ToolFault for an infrastructure error that persists, RuntimeError if the server returns no usable span,
+        and ValueError for a row without a task, or for a prompt that is longer than `rollout.prompt_length`.
+        """
+        if not {"env_id", "task_index"} <= row.keys():
+            raise ValueError("a row needs `env_id` and `task_index`; make the data with `task_rows`")
+        bounds, kwargs = self.rollout_config, json.loads(row.get("env_kwargs") or "{}")
+        whole = bounds.prompt_length + bounds.response_length
+        context = min(whole, kwargs.get("max_context_tokens") or whole)
+        kwargs |= {"tokenizer": self.tokenizer, "max_context_tokens": context}
+        thread = OneThread()
+        env = (await _call(thread, factory(row["env_id"], kwargs))).unwrapped
+        try:
+            return await self._play(env, thread, int(row["task_index"]), sampling_params)
+        finally:
+            await _call(thread, env.close)
+
+    async def _play(self, env: ToolEnv, thread: OneThread, index: int, sampling: dict[str, Any]) -> AgentLoopOutput:
+        bounds, request = self.rollout_config, uuid4().hex  # one request keeps the episode on one server
+        try:
+            state, info = await _call(thread, partial(env.reset, options={"task_index": index}))
+        except PromptTooLong as error:
+            raise ValueError(f"{error}, here data.max_prompt_length") from error
+        prompt: list[int] = state.tolist()
+        if len(prompt) > bounds.prompt_length:
+            raise ValueError(
+                f"the prompt of {info['task_id']!r} has {len(prompt)} tokens, and rollout.prompt_length is "
+                f"{bounds.prompt_length}; increase data.max_prompt_length"
+            )
+        # The environment ends an episode that does not fit, so that it judges the tokens that verl trains on.
+        env.max_context_tokens = min(env.max_context_tokens, len(prompt) + bounds.response_length)
+        tokens, done = list(prompt), False
+        mask: list[int] = []
+        logprobs: list[float] | None = []
+        scores: list[float] = []
+        seconds: dict[str, float] = {}
+        versions: list[dict[str, Any]] = []  # of the weights, for each turn
+        while not done:
+            params = sampling | {"max_tokens": env.room, "stop_token_ids": info["stop_token_ids"]}
+            with simple_timer("generate_sequences", seconds):
+                sampled = await self.server_manager.generate(request, prompt_ids=list(tokens), sampling_params=params)
+            span, span_logprobs = _span(sampled, env.room)
+            with simple_timer("tool_calls", seconds):
+                step = await _call(thread, partial(env.step, np.array(span, np.int32)))
+            state, reward, terminated, truncated, info = step
+            if "fault" in info:
+                raise ToolFault(info["fault"])
+            done = terminated or truncated
+            tokens += span
+            # What follows the last span is left out: verl puts the reward on the last token.
+            added = [] if done else state[len(tokens) :].tolist()
+            tokens += added
+            mask += [1] * len(span) + [0] * len(added)
+            if logprobs is not None and span_logprobs is not None:
+                logprobs += span_logprobs + [0.0] * len(added)
+            else:
+                logprobs = None
+            scores.append(reward)
+            versions.append(sampled.extra_fields)
+        reason = info.get("truncation_reason")
+        stops = {f"stop_{name}": float(reason == name) for name in ("turns", "context")}
+        return AgentLoopOutput(
+            prompt_ids=prompt,
+            response_ids=tokens[len(prompt) :],
+            response_mask=mask,
+            response_logprobs=logprobs,
+            routed_experts=None if sampled.routed_experts is None else sampled.routed_experts[: len(tokens)],
+            reward_score=sum(scores),
+            num_turns=2 * len(scores),  # what the policy read, and its turns
+            metrics=seconds,
+            extra_fields={
+                "turn_scores": scores,
+                "tool_rewards": [],
+                "reward_extra_info": {"success": float(info["is_success"]), **stops, **info["metrics"]},
+                "min_global_steps": versions[0].get("min_global_steps"),
+                "max_global_steps": versions[-1].get("max_global_steps"),
+            },
+        )
+
+
+def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> list[dict[str, Any]]:
+    """Make rows of verl's data: environment and task, and the columns that verl itself reads.
+
+    `prompt` is for verl's filter of long prompts and for its logs; the loop takes the prompt of the environment.
+
+    Args:
+        env_id: a registered `ToolEnv`; "module:id" imports the module first.
+        task_indexes: the tasks, one row each.
+        env_kwargs: arguments of the environment; JSON values only. `tokenizer` is the model's name or folder. It is
+            not in the rows, because the loop uses the trainer's tokenizer.
+    """
+    env = cast(ToolEnv, factory(env_id, env_kwargs)().unwrapped)
+    kwargs, rows = json.dumps({name: value for name, value in env_kwargs.items() if name != "tokenizer"}), []
+    for index in task_indexes:
+        env.reset(options={"task_index": index})
+        own = {"agent_name": "agent_r1", "env_id": env_id, "env_kwargs": kwargs, "task_index": index}
+        judged = {"style": "rule", "ground_truth": ""}  # by the environment
+        of_verl = {"data_source": env_id, "reward_model": judged, "extra_info": {"index": index}}
+        rows.append({"prompt": env.prompt_messages("text"), **own, **of_verl})
+    env.close()
+    return rows
+
+
+def _span(sampled: Any, room: int) -> tuple[list[int], list[float] | None]:
+    """Return the tokens of a turn and their log-probabilities, cut to the room.
+
+    Raises RuntimeError if there are none, or if the server broke off: no policy decided that.
+    """
+    span, logprobs = list(sampled.token_ids), sampled.log_probs
+    if not span or sampled.stop_reason in ("aborted", "abort"):
+        raise RuntimeError(f"verl's server returned {len(span)} tokens with stop_reason {sampled.stop_reason!r}")
+    if logprobs is not None and len(logprobs) != len(span):
+        raise RuntimeError(f"verl's server returned {len(logprobs)} log-probabilities for {len(span)} tokens")
+    return span[:room], None if logprobs is None else list(logprobs[:room])
+
+
+async def _call(thread: OneThread, function: Callable[[], Any]) -> Any:
+    """Call a function in the episode's thread. Other episodes continue meanwhile."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread.start(work)
+    return await asyncio.shield(asyncio.wrap_future(future))  # a cancelled episode still closes its environment
