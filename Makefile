@@ -38,7 +38,7 @@ test-bubblewrap: $(VENV)/dev.stamp  ## of these, the tests that need bubblewrap 
 test-slow: $(VENV)/dev.stamp  ## the tests that take half a minute each, and more of a kind
 	$(BIN)/python -m pytest -m slow
 
-test-adapters: $(ADAPTERS)/stamp $(VERL)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
+test-adapters: $(ADAPTERS)/stamp $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/stamp $(VERL)/stamp  ## other people's libraries, and the oldest Gymnasium, in environments of their own
 	for test in $(ADAPTER_TESTS); do $(ADAPTERS)/bin/python -m pytest $$test || exit; done  # in one process the packages disturb each other
 	$(ADAPTERS)/bin/python -m pytest $(GYMNASIUM_TESTS)
 	$(ADAPTERS)/bin/python -m pytest tests/test_docs.py -k "test_python_blocks_run and (torchrl or stable_baselines3)"
@@ -72,7 +72,7 @@ wheel-check: wheel  ## try both in fresh environments, on every Python that setu
 	.ci/check_dist
 
 clean:  ## remove what the targets made, but not runs/
-	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERL) $(VERIFIERS) $(OPENENV) $(AGENTS) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(ADAPTERS) $(VERIFIERS) $(OPENENV) $(AGENTS) $(VERL) $(WORLDS) $(DOCS) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp stands for an environment with this extra installed, exactly as constraints.txt says.
 $(VENV)/%.stamp: setup.cfg pyproject.toml constraints.txt

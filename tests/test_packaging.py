@@ -211,7 +211,8 @@ def test_importing_the_library_imports_nothing_optional():
     [
         ("tinker", "tinker"), ("skyrl", "skyrl_gym.envs.base_text_env"), ("verifiers", "verifiers.v1"),
         ("openenv", "openenv.core.client_types"), ("langgraph", "langchain_core.tools"), ("openai_agents", "agents"),
-        ("mcp", "mcp_types"), ("verl", "verl.experimental.agent_loop.agent_loop"),
+        ("mcp", "mcp_types"),
+        ("verl", "verl.experimental.agent_loop.agent_loop"),
     ],
 )
 def test_an_adapter_without_its_package_names_the_extra(adapter, package, monkeypatch):
