@@ -126,7 +126,7 @@ $(AGENTS)/stamp: setup.cfg Makefile constraints-agents.txt
 	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
 	@echo "Installing LangGraph and the OpenAI Agents SDK into $(AGENTS) (once)"
 	$(AGENTS)/bin/python -m pip install --quiet --constraint constraints-agents.txt \
-		--editable ".[langgraph,openai_agents,mcp]" langchain langchain-openai pytest pytest-timeout hypothesis
+		--editable ".[langgraph,openai_agents,mcp,server,http]" langchain langchain-openai pytest pytest-timeout hypothesis
 	touch $@
 
 # verl wants an older transformers than ours. It comes without what it asks for: its workers for agent loops import these.
