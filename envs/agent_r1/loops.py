@@ -146,7 +146,10 @@ def score_messages(env: ToolEnv, messages: Sequence[Any]) -> tuple[float, dict[s
     if not turns:
         raise ValueError("the messages have no turn of an assistant")
     made = list(env.episode.made)
-    if env.episode.fault is None and not all(_results(env, *turns[-1], list(made), n=None)):
+    left = list(made)
+    for turn_before in turns[:-1]:
+        _results(env, *turn_before, left, n=None)
+    if env.episode.fault is None and not all(_results(env, *turns[-1], left, n=None)):
         del turns[-1]
     env.episode.max_turns = min(env.episode.max_turns, max(len(turns), 1))  # the other loop ended the episode here
     rewards: list[float] = []

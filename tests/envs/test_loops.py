@@ -104,6 +104,14 @@ def test_a_last_turn_whose_calls_were_not_made_is_left_out():
         score_messages(env, [{"role": "assistant", "tool_calls": [call("calculator", expression="1")]}, said])
 
 
+def test_a_last_call_that_equals_an_earlier_one_was_not_made():
+    env = arithmetic()
+    content = env.call_tool("calculator", {"expression": "1"}).content
+    turn = {"role": "assistant", "tool_calls": [call("calculator", expression="1")]}
+    score_messages(env, [turn, {"role": "tool", "tool_call_id": "a", "content": content}, turn])
+    assert len(env.episode.turns) == 1
+
+
 def test_a_fault_is_raised_in_the_loop_and_never_paid():
     def broken(word: str) -> str:
         """Raises what is no fault of the policy."""
