@@ -105,28 +105,16 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 	$(ADAPTERS)/bin/python -m pip install --quiet --no-deps --constraint constraints-adapters.txt tinker-cookbook skyrl
 	touch $@
 
-# verifiers pins a version of mcp that clashes with ours, and wants an older openai.
-$(VERIFIERS)/stamp: setup.cfg Makefile constraints-verifiers.txt
-	test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
-	@echo "Installing verifiers into $(VERIFIERS) (once)"
-	$(VERIFIERS)/bin/python -m pip install --quiet --constraint constraints-verifiers.txt --editable ".[verifiers]" \
+# verifiers pins a version of mcp that clashes with ours, and wants an older openai; OpenEnv's fastmcp needs mcp 1; agent
+# frameworks want newer versions of openai and pydantic. So each has an environment.
+$(VERIFIERS)/stamp: PACKAGES = ".[verifiers]"
+$(OPENENV)/stamp: PACKAGES = ".[openenv]"
+$(AGENTS)/stamp: PACKAGES = ".[langgraph,openai_agents,mcp,server,http]" langchain langchain-openai
+$(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/stamp: .venv-%/stamp: setup.cfg Makefile constraints-%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@echo "Installing the packages of constraints-$*.txt into .venv-$* (once)"
+	.venv-$*/bin/python -m pip install --quiet --constraint constraints-$*.txt --editable $(PACKAGES) \
 		pytest pytest-timeout hypothesis
-	touch $@
-
-# OpenEnv's fastmcp needs a version of mcp that clashes with ours.
-$(OPENENV)/stamp: setup.cfg Makefile constraints-openenv.txt
-	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
-	@echo "Installing OpenEnv into $(OPENENV) (once)"
-	$(OPENENV)/bin/python -m pip install --quiet --constraint constraints-openenv.txt --editable ".[openenv]" \
-		pytest pytest-timeout hypothesis
-	touch $@
-
-# LangGraph, the OpenAI Agents SDK and MCP, in newer versions of openai and pydantic than ours.
-$(AGENTS)/stamp: setup.cfg Makefile constraints-agents.txt
-	test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
-	@echo "Installing LangGraph and the OpenAI Agents SDK into $(AGENTS) (once)"
-	$(AGENTS)/bin/python -m pip install --quiet --constraint constraints-agents.txt \
-		--editable ".[langgraph,openai_agents,mcp,server,http]" langchain langchain-openai pytest pytest-timeout hypothesis
 	touch $@
 
 # verl wants an older transformers than ours. It comes without what it asks for: its workers for agent loops import these.

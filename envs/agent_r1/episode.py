@@ -16,6 +16,8 @@ from agent_r1.rewards import find_answers
 from agent_r1_tools import Tool, ToolResult
 
 Tokens = NDArray[np.int32]
+Made = tuple[str, Any, ToolResult]
+"""A call that the loop of another program made: name, arguments, result."""
 MAX_CALLS = 8  # tool calls that are run in one turn
 
 
@@ -169,7 +171,7 @@ class Episode:
     memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
     fault: str | None = None  # the reason why the episode could not begin; its first turn ends it
     seed: int | None = None  # of its reset
-    made: list[tuple[str, Any, ToolResult]] = field(default_factory=list)  # calls of another loop (see `loops`)
+    made: list[Made] = field(default_factory=list)  # calls of another loop (see `loops`)
 
     def append(self, tokens: Sequence[int] | Tokens) -> None:
         """Add tokens to the state; the buffer grows if needed."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_r1.dialects import Call
-from agent_r1.episode import OpenTurn, PendingCall
+from agent_r1.episode import Made, OpenTurn, PendingCall
 from agent_r1.text.chat import Message, chat_messages
 from agent_r1.text.tokenizers import control_tokens, render_chat
 from agent_r1_tools import ToolFault, ToolResult
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from agent_r1.tool_env import ToolEnv
 
 Form = Literal["schemas", "text"]
-Made = tuple[str, Any, ToolResult]
-"""A call that another loop made: name, arguments, result."""
 
 ENDED = "The task has ended. Tools do not run any more."
 _SYSTEM = "ZQsystemQZ"

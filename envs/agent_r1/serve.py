@@ -31,6 +31,7 @@ import numpy as np
 import agent_r1
 from agent_r1.arguments import ArgumentError
 from agent_r1.ids import find_environment
+from agent_r1.remote import TOKEN_VARIABLE
 from agent_r1.text.chat import encode_turn
 from agent_r1.text.tokenizers import fingerprint, load_tokenizer
 from agent_r1.tool_env import ToolEnv
@@ -49,7 +50,6 @@ except ImportError as missing:
         raise SystemExit(needed) from None
     raise ImportError(needed) from missing
 
-TOKEN_VARIABLE = "AGENT_R1_SERVER_TOKEN"
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """The maximum of all bodies that are being read."""
@@ -120,30 +120,6 @@ class Session:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     number: int | None = None
     answer: Any = None
-
-    async def run(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the session's thread."""
-        return await in_thread(self.thread, function)
-
-
-async def in_thread(thread: OneThread, function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of a session, and wait for it without holding the loop."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def tell(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        loop.call_soon_threadsafe(lambda: None if future.done() else set_outcome(outcome))
-
-    def work() -> None:
-        try:
-            result = function()
-        except BaseException as error:
-            tell(future.set_exception, error)
-        else:
-            tell(future.set_result, result)
-
-    thread.start(work)
-    return await future
 
 
 class Sessions:
@@ -219,7 +195,7 @@ class Sessions:
 
         self.opening += 1
         try:
-            session = Session(kind, await in_thread(thread, make), thread)
+            session = Session(kind, await thread.call(make), thread)
         except (ValueError, TypeError) as error:  # ArgumentError, missing data
             raise HTTPException(422, f"{env_id}: {error}"[:2000]) from None
         finally:
@@ -482,7 +458,7 @@ def _step(env: ToolEnv, asked: Step) -> dict[str, Any]:
 async def _outcome(session: Session, function: Callable[[], Any]) -> Any:
     """Call a function in a session's thread. Errors of the client become status 409 or 422, faults 503."""
     try:
-        return await session.run(function)
+        return await session.thread.call(function)
     except ToolFault as fault:
         raise HTTPException(503, {"fault": str(fault), "ran": fault.ran}) from None
     except RuntimeError as error:

@@ -96,6 +96,23 @@ class OneThread:
             raise raised.pop()
         return returned[0]
 
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the function in the thread, while the event loop runs. It is called even if the caller is cancelled."""
+        import asyncio  # every caller has loaded it, and `import agent_r1` does not need it
+        from concurrent.futures import Future
+
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # it cannot be cancelled any more
+
+        def work() -> None:
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.start(work)
+        return await asyncio.wrap_future(future)
+
     @property
     def free(self) -> bool:
         """Return True if the thread has no work."""

@@ -154,11 +154,10 @@ class _Episode:
         if own == "question":
             text = "\n\n".join(message["content"] for message in env.prompt_messages())
         elif not self.over:
-            before = len(env.episode.messages) + 1
             _, reward, terminated, truncated, info = env.step_message(_reply(name, own, arguments))
             self.total, self.last, self.over = self.total + reward, info, terminated or truncated
             ok = all(call["ok"] for call in info["tool_calls"])
-            text = "\n\n".join(message["content"] for message in env.episode.messages[before:])
+            text = "\n\n".join(message["content"] for message in env.new_messages())
         if "fault" in self.last:
             raise MCPError(types.INTERNAL_ERROR, f"infrastructure error: {self.last['fault']}")
         structured = None

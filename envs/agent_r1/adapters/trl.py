@@ -26,7 +26,8 @@ from typing import Any, ClassVar, Literal, cast
 import gymnasium as gym
 
 from agent_r1.dialects import Call
-from agent_r1.loops import Made, take_result
+from agent_r1.episode import Made
+from agent_r1.loops import take_result
 from agent_r1.rewards import known
 from agent_r1.text.tokenizers import control_tokens
 from agent_r1.tool_env import PendingCall, ToolEnv

@@ -10,11 +10,9 @@ verifiers 0.4.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import ssl
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, cast
 
@@ -121,19 +119,19 @@ class AgentR1Env(vf.Env[AgentR1EnvConfig]):
         """
         data, thread = task.data, OneThread()
         async with agents.player.interaction(task) as player:
-            env = await _call(thread, _make, data.env_id, data.env_kwargs)
+            env = await thread.call(_make, data.env_id, data.env_kwargs)
             try:
                 await self._play(env, thread, player, data.task_index, agents.player.config.max_turns)
             finally:
-                await _call(thread, env.close)
+                await thread.call(env.close)
 
     async def _play(self, env: ToolEnv, thread: OneThread, player: Any, index: int, max_turns: int | None) -> None:
         options = {"task_index": index, "max_turns": min(env.max_turns, max_turns or env.max_turns)}
-        await _call(thread, lambda: env.reset(options=options))
+        await thread.call(lambda: env.reset(options=options))
         terms: dict[str, float] = {}
         segment = await player.turn()
         while not segment.terminated:
-            _, _, terminated, truncated, info = await _call(thread, _step, env, player.trace.nodes)
+            _, _, terminated, truncated, info = await thread.call(_step, env, player.trace.nodes)
             _add(terms, info)
             if terminated or truncated:
                 break
@@ -141,7 +139,7 @@ class AgentR1Env(vf.Env[AgentR1EnvConfig]):
         else:  # verifiers ended the episode
             if player.trace.errors:
                 return
-            info = await _call(thread, _unfinished, env)
+            info = await thread.call(_unfinished, env)
             _add(terms, info)
         if reason := info.get("truncation_reason"):
             player.trace.stop(_STOPS.get(reason, reason))
@@ -209,18 +207,3 @@ def _add(terms: dict[str, float], info: dict[str, Any]) -> None:
         raise ToolFault(info["fault"])
     for name, amount in info["reward_terms"].items():
         terms[name] = terms.get(name, 0.0) + amount
-
-
-async def _call(thread: OneThread, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in the episode's thread. It runs even if the caller is cancelled, so `close` does, too."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()  # it cannot be cancelled any more
-
-    def work() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread.start(work)
-    return await asyncio.wrap_future(future)

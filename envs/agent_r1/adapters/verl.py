@@ -12,10 +12,8 @@ the `ToolEnv`; nothing is rendered or encoded again. Made for verl 0.9.1.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 from uuid import uuid4
@@ -54,16 +52,16 @@ class AgentR1Loop(AgentLoopBase):
         context = min(whole, kwargs.get("max_context_tokens") or whole)
         kwargs |= {"tokenizer": self.tokenizer, "max_context_tokens": context}
         thread = OneThread()
-        env = (await _call(thread, factory(row["env_id"], kwargs))).unwrapped
+        env = (await thread.call(factory(row["env_id"], kwargs))).unwrapped
         try:
             return await self._play(env, thread, int(row["task_index"]), sampling_params)
         finally:
-            await _call(thread, env.close)
+            await thread.call(env.close)
 
     async def _play(self, env: ToolEnv, thread: OneThread, index: int, sampling: dict[str, Any]) -> AgentLoopOutput:
         bounds, request = self.rollout_config, uuid4().hex  # one request keeps the episode on one server
         try:
-            state, info = await _call(thread, partial(env.reset, options={"task_index": index}))
+            state, info = await thread.call(partial(env.reset, options={"task_index": index}))
         except PromptTooLong as error:
             raise ValueError(f"{error}, here data.max_prompt_length") from error
         prompt: list[int] = state.tolist()
@@ -86,7 +84,7 @@ class AgentR1Loop(AgentLoopBase):
                 sampled = await self.server_manager.generate(request, prompt_ids=list(tokens), sampling_params=params)
             span, span_logprobs = _span(sampled, env.room)
             with simple_timer("tool_calls", seconds):
-                step = await _call(thread, partial(env.step, np.array(span, np.int32)))
+                step = await thread.call(partial(env.step, np.array(span, np.int32)))
             state, reward, terminated, truncated, info = step
             if "fault" in info:
                 raise ToolFault(info["fault"])
@@ -157,17 +155,3 @@ def _span(sampled: Any, room: int) -> tuple[list[int], list[float] | None]:
     if logprobs is not None and len(logprobs) != len(span):
         raise RuntimeError(f"verl's server returned {len(logprobs)} log-probabilities for {len(span)} tokens")
     return span[:room], None if logprobs is None else list(logprobs[:room])
-
-
-async def _call(thread: OneThread, function: Callable[[], Any]) -> Any:
-    """Call a function in the episode's thread. Other episodes continue meanwhile."""
-    future: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread.start(work)
-    return await asyncio.shield(asyncio.wrap_future(future))  # a cancelled episode still closes its environment
