@@ -19,7 +19,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from agent_r1.arguments import ArgumentError
 from agent_r1.ids import factory, task_counts
-from agent_r1.loops import score_messages
+from agent_r1.loops import call_tool, new_messages, prompt_messages, score_messages
 from agent_r1.spaces import TokenSpan
 from agent_r1.tool_env import End, Outcome, Task, ToolEnv, UserTurn
 from agent_r1_tools import Tool, ToolFault, ToolResult
@@ -27,8 +27,8 @@ from agent_r1_tools import Tool, ToolFault, ToolResult
 __version__ = "0.1.0"
 __all__ = [
     "ArgumentError", "BRIDGES", "ENVIRONMENTS", "End", "Entry", "FAMILIES", "Outcome", "Task", "TokenSpan", "Tool",
-    "ToolEnv", "ToolFault", "ToolResult", "UserTurn", "factory", "generated_worlds", "score_messages",
-    "task_counts", "tiny_policy",
+    "ToolEnv", "ToolFault", "ToolResult", "UserTurn", "call_tool", "factory", "generated_worlds", "new_messages",
+    "prompt_messages", "score_messages", "task_counts", "tiny_policy",
 ]  # fmt: skip
 
 

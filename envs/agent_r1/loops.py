@@ -1,10 +1,10 @@
 """Episodes that the loop of another program plays: their prompt, their tool calls, their return.
 
     env.reset(options={"task_index": 3})
-    messages = other_loop(env.prompt_messages(), env.schemas, env.call_tool)
+    messages = other_loop(prompt_messages(env), env.schemas, partial(call_tool, env))
     total, info = score_messages(env, messages)
 
-The other loop samples the turns, makes the calls through `ToolEnv.call_tool`, and tells the policy the results. It
+The other loop samples the turns, makes the calls through `call_tool`, and tells the policy the results. It
 knows no rewards. `score_messages` pays its conversation afterwards, with the results of these calls.
 """
 
@@ -35,7 +35,12 @@ _ROLES = {"ai": "assistant", "AIMessageChunk": "assistant", "tool": "tool", "hum
 
 
 def prompt_messages(env: ToolEnv, tools: Form = "schemas") -> list[Message]:
-    """Return the messages before the first turn; see `ToolEnv.prompt_messages`."""
+    """Return the messages before the first turn.
+
+    With "schemas" they are in the form of chat APIs, and the tools are given beside them (`ToolEnv.schemas`). With
+    "text" they explain the tools, so that the chat template makes the same prompt without schemas if that is possible.
+    Names of control tokens in a text get a space, because whoever gets the text encodes it.
+    """
     _check_form(tools)
     first = next((i for i, m in enumerate(env.episode.messages) if m["role"] == "assistant"), None)
     messages = env.episode.messages[:first]
@@ -43,7 +48,11 @@ def prompt_messages(env: ToolEnv, tools: Form = "schemas") -> list[Message]:
 
 
 def new_messages(env: ToolEnv, tools: Form = "schemas") -> list[Message]:
-    """Return the messages after the last turn; see `ToolEnv.new_messages`."""
+    """Return the messages that the last step appended after the policy's turn: results, a hint or a user's reply.
+
+    The list is empty before the first turn, and if an episode ended without a text. With "schemas" the messages are the
+    last ones of `ToolEnv.messages`. With "text" results are one message of the user.
+    """
     _check_form(tools)
     messages = chat_messages(env.episode.messages) if tools == "schemas" else env.episode.messages
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -93,7 +102,12 @@ def _check_form(tools: str) -> None:
 
 
 def call_tool(env: ToolEnv, name: str, arguments: Any) -> ToolResult:
-    """Make a call for another loop; see `ToolEnv.call_tool`."""
+    """Make a call for an episode that the loop of another program plays; `score_messages` pays it.
+
+    Faults are retried. A call of a tool that does not exist, or after the end of the task, fails with a text that the
+    policy can read. Raises ToolFault for a fault that persists, and RuntimeError if the episode has turns, or if the
+    tools run elsewhere (`RemoteEnv`).
+    """
     episode = env.episode
     if episode.over or episode.turns:
         raise RuntimeError("call_tool() is for an episode that another loop plays; call reset() before its first call")
@@ -101,6 +115,8 @@ def call_tool(env: ToolEnv, name: str, arguments: Any) -> ToolResult:
         raise ToolFault(episode.fault)
     if any(result.done or result.fault is not None for _, _, result in episode.made):
         return ToolResult(ENDED, ok=False)
+    if not env.tools and env.schemas:
+        raise RuntimeError("call_tool() needs the tools, which run elsewhere; play with step() or step_message()")
     if name not in env.tools:
         return ToolResult(f"Error: there is no tool named {str(name)[:64]!r}. Tools: {', '.join(env.tools)}.", ok=False)
     results = env._in_order([PendingCall(Call(name, arguments), env.tools[name])]).run()
@@ -201,7 +217,7 @@ def _results(
         if result is None and n is not None:
             raise ValueError(
                 f"turn {n} calls {pending.call.name}, but no such call was made; the other loop must call "
-                "env.call_tool, after env.reset"
+                "call_tool, after env.reset"
             )
         results.append(result if result is None or text is None else replace(result, content=text))
     return results

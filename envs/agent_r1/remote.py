@@ -37,12 +37,12 @@ class Unreachable(ToolFault):
 class _Turn(Tool):
     """The request of a turn, as a tool: so a vector environment makes it in a thread."""
 
-    name, description = "turn", "Send a turn to the server."
-    parameters = {"type": "object", "properties": {}}  # noqa: RUF012
     concurrency_safe = False  # one session
     repeatable = False  # `_act` repeats it
 
     def __init__(self, env: RemoteEnv, timeout: float) -> None:
+        self.name, self.description = "turn", "Send a turn to the server."
+        self.parameters = {"type": "object", "properties": {}}
         self.timeout, self.timeout_is_fault = timeout + 5.0, True
         self._env = env
 
@@ -192,10 +192,6 @@ class RemoteEnv(ToolEnv):
         except ToolFault:
             return {"is_success": False, "answer": None, "metrics": {}}
         return found
-
-    def call_tool(self, name: str, arguments: Any) -> ToolResult:
-        """Raise RuntimeError: the tools are on the server."""
-        raise RuntimeError("call_tool() needs the tools, which are on the server; play with step() or step_message()")
 
     def get_state(self) -> dict[str, Any]:
         """Return a snapshot, which any environment of the same arguments at the same server can continue from."""

@@ -31,6 +31,7 @@ import numpy as np
 import agent_r1
 from agent_r1.arguments import ArgumentError
 from agent_r1.ids import find_environment
+from agent_r1.loops import new_messages
 from agent_r1.remote import TOKEN_VARIABLE
 from agent_r1.text.chat import encode_turn
 from agent_r1.text.tokenizers import fingerprint, load_tokenizer
@@ -451,7 +452,7 @@ def _step(env: ToolEnv, asked: Step) -> dict[str, Any]:
         "info": info,
         "schemas": env.schemas,
         "messages": env.episode.messages[messages:],
-        "chat": env.new_messages(),
+        "chat": new_messages(env),
     }
 
 

@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
-from agent_r1 import loops
 from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer, read_tools
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
@@ -306,14 +305,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Return the span that `step_message` would step with, for wrapped environments and vector environments."""
         return encode_turn(self, reply_text(self.dialect, reply, self.schemas), self.room)
 
-    def call_tool(self, name: str, arguments: Any) -> ToolResult:
-        """Make a call for an episode that the loop of another program plays; `agent_r1.score_messages` pays it.
-
-        Faults are retried. A call of a tool that does not exist, or after the end of the task, fails with a text that
-        the policy can read. Raises ToolFault for a fault that persists, and RuntimeError if the episode has turns.
-        """
-        return loops.call_tool(self, name, arguments)
-
     def cut_off(self) -> dict[str, Any]:
         """Return the final info entries of an episode that something else cuts off, such as Gymnasium's TimeLimit.
 
@@ -420,23 +411,6 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat APIs take it (a copy): calls with ids, their arguments as JSON text."""
         return chat_messages(self.episode.messages)
-
-    def prompt_messages(self, tools: Literal["schemas", "text"] = "schemas") -> list[dict[str, Any]]:
-        """Return the messages before the first turn.
-
-        With "schemas" they are in the form of chat APIs, and the tools are given beside them (`schemas`). With "text"
-        they explain the tools, so that the chat template makes the same prompt without schemas if that is possible.
-        Names of control tokens in a text get a space, because whoever gets the text encodes it.
-        """
-        return loops.prompt_messages(self, tools)
-
-    def new_messages(self, tools: Literal["schemas", "text"] = "schemas") -> list[dict[str, Any]]:
-        """Return the messages that the last step appended after the policy's turn: results, a hint or a user's reply.
-
-        The list is empty before the first turn, and if an episode ended without a text. With "schemas" the messages are
-        the last ones of `messages`. With "text" results are one message of the user.
-        """
-        return loops.new_messages(self, tools)
 
     # ------------------------------------------------------------------ a turn, also for the vector environment
 

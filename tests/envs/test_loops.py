@@ -8,7 +8,7 @@ import pytest
 from checked_environments import Right
 
 import agent_r1
-from agent_r1 import ToolFault, score_messages
+from agent_r1 import ToolFault, call_tool, new_messages, prompt_messages, score_messages
 from agent_r1.loops import ENDED
 from agent_r1.text.tokenizers import render_chat
 
@@ -30,12 +30,12 @@ def played(env, turns):
 
 def other_loop(env, turns):
     """Play the turns of chat messages as a foreign loop does: it makes the calls and appends what they return."""
-    messages = env.prompt_messages()
+    messages = prompt_messages(env)
     for turn in turns:
         messages.append(turn)
         for call in turn.get("tool_calls", ()):
             function = call["function"]
-            result = env.call_tool(function["name"], json.loads(function["arguments"]))
+            result = call_tool(env, function["name"], json.loads(function["arguments"]))
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result.content})
     return messages
 
@@ -80,7 +80,7 @@ def arithmetic():
 
 def test_the_text_that_the_messages_show_is_the_result():
     env = arithmetic()
-    env.call_tool("calculator", {"expression": "1 + 1"})
+    call_tool(env, "calculator", {"expression": "1 + 1"})
     turn = {"role": "assistant", "content": None, "tool_calls": [call("calculator", expression="1 + 1")]}
     score_messages(env, [turn, {"role": "tool", "tool_call_id": "a", "content": "two"},
                          {"role": "assistant", "content": "<answer>2</answer>"}])  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_last_turn_whose_calls_were_not_made_is_left_out():
 
 def test_a_last_call_that_equals_an_earlier_one_was_not_made():
     env = arithmetic()
-    content = env.call_tool("calculator", {"expression": "1"}).content
+    content = call_tool(env, "calculator", {"expression": "1"}).content
     turn = {"role": "assistant", "tool_calls": [call("calculator", expression="1")]}
     score_messages(env, [turn, {"role": "tool", "tool_call_id": "a", "content": content}, turn])
     assert len(env.episode.turns) == 1
@@ -121,16 +121,16 @@ def test_a_fault_is_raised_in_the_loop_and_never_paid():
     env = gym.make("AgentR1/Rows-v0", data=rows, tools=[broken], fault_deadline=0).unwrapped
     env.reset(options={"task_index": 0})
     with pytest.raises(ToolFault, match="down"):
-        env.call_tool("broken", {"word": "x"})
-    assert env.call_tool("broken", {"word": "x"}).content == ENDED
+        call_tool(env, "broken", {"word": "x"})
+    assert call_tool(env, "broken", {"word": "x"}).content == ENDED
     total, info = score_messages(env, [{"role": "assistant", "tool_calls": [call("broken", word="x")]}])
     assert total == 0 and "down" in info["fault"] and not info["is_success"]
 
 
 def test_a_wrong_call_is_told_and_punished():
     env = arithmetic()
-    assert not env.call_tool("calculater", {}).ok and "calculator" in env.call_tool("calculater", {}).content
-    assert not env.call_tool("calculator", {"expr": "1"}).ok and not env.call_tool("calculator", "x").ok
+    assert not call_tool(env, "calculater", {}).ok and "calculator" in call_tool(env, "calculater", {}).content
+    assert not call_tool(env, "calculator", {"expr": "1"}).ok and not call_tool(env, "calculator", "x").ok
     turn = {"role": "assistant", "tool_calls": [call("calculater"), call("calculator", expr="1")]}
     _, info = score_messages(env, [turn, {"role": "assistant", "content": "<answer>0</answer>"}])
     assert env.episode.rewards[0]["process/failed_call"] == -0.1
@@ -139,7 +139,7 @@ def test_a_wrong_call_is_told_and_punished():
 
 def test_objects_of_langchain_are_read():
     env = arithmetic()
-    content = env.call_tool("calculator", {"expression": "2"}).content
+    content = call_tool(env, "calculator", {"expression": "2"}).content
     dumped = [
         {"type": "human", "content": "?"},
         {"type": "ai", "content": "", "tool_calls": [{"name": "calculator", "args": {"expression": "2"}, "id": "x"}]},
@@ -154,16 +154,16 @@ def test_objects_of_langchain_are_read():
 def test_wrong_use_names_the_remedy():
     env = arithmetic()
     with pytest.raises(ValueError, match="no turn"):
-        score_messages(env, env.prompt_messages())
+        score_messages(env, prompt_messages(env))
     for message in ("text", {"content": "x"}, {"role": "robot", "content": "x"}):
         with pytest.raises(TypeError, match="a message must"):
             score_messages(env, [message])
     env.step_message({"content": "Hm."})
-    for use in (lambda: score_messages(env, [{"role": "assistant", "content": ""}]), lambda: env.call_tool("x", {})):
+    for use in (lambda: score_messages(env, [{"role": "assistant", "content": ""}]), lambda: call_tool(env, "x", {})):
         with pytest.raises(RuntimeError, match=r"call reset\(\)"):
             use()
     with pytest.raises(ValueError, match="'schemas' or 'text'"):
-        env.prompt_messages("json")
+        prompt_messages(env, "json")
 
     class Heard(Right):
         def user_turn(self, text):
@@ -177,23 +177,23 @@ def test_wrong_use_names_the_remedy():
 
 def test_the_messages_that_a_step_appended():
     env = arithmetic()
-    assert env.new_messages() == [] and env.prompt_messages() == env.messages
+    assert new_messages(env) == [] and prompt_messages(env) == env.messages
     calls = [call("calculator", expression="1"), call("calculator", "b", expression="2")]
     turn = {"content": None, "tool_calls": calls}
     env.step_message(turn)
-    assert env.new_messages() == env.messages[-2:] and env.new_messages()[0]["role"] == "tool"
-    (shown,) = env.new_messages("text")
+    assert new_messages(env) == env.messages[-2:] and new_messages(env)[0]["role"] == "tool"
+    (shown,) = new_messages(env, "text")
     assert shown["role"] == "user" and shown["content"].count("<tool_response>") == 2
-    assert env.prompt_messages() == env.messages[:2]
+    assert prompt_messages(env) == env.messages[:2]
     env.step_message({"content": "Hm."})
-    assert env.new_messages("text") == env.new_messages() == env.messages[-1:]
+    assert new_messages(env, "text") == new_messages(env) == env.messages[-1:]
     env.step_message({"content": "<answer>1</answer>"})
-    assert env.new_messages() == []
+    assert new_messages(env) == []
 
 
 def test_the_prompt_as_text_makes_the_same_tokens_without_schemas():
     env = arithmetic()
-    messages = env.prompt_messages("text")
+    messages = prompt_messages(env, "text")
     assert {m["role"] for m in messages} <= {"system", "user"} and "calculator" in messages[0]["content"]
     rendered = render_chat(env.tokenizer, messages, None, True)
     assert env.tokenizer.encode(rendered, add_special_tokens=False) == env._observation().tolist()
@@ -202,12 +202,12 @@ def test_the_prompt_as_text_makes_the_same_tokens_without_schemas():
 def test_control_tokens_in_texts_are_disarmed():
     env = gym.make("AgentR1/Rows-v0", data=[{"question": "<|im_end|>", "answer": "2"}]).unwrapped
     env.reset(options={"task_index": 0})
-    assert env.prompt_messages("text")[-1]["content"] == "< |im_end|>"
+    assert prompt_messages(env, "text")[-1]["content"] == "< |im_end|>"
 
 
 def test_calls_of_another_loop_are_in_snapshots():
     env, other = arithmetic(), arithmetic()
-    content = env.call_tool("calculator", {"expression": "2"}).content
+    content = call_tool(env, "calculator", {"expression": "2"}).content
     other.set_state(env.get_state())
     turn = {"role": "assistant", "tool_calls": [call("calculator", expression="2")]}
     messages = [turn, {"role": "tool", "tool_call_id": "a", "content": content}, {"role": "assistant", "content": "2"}]

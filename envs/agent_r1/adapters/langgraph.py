@@ -2,7 +2,7 @@
 
     env.reset(options={"task_index": 3})
     agent = create_agent(model, tools_of(env))
-    out = agent.invoke({"messages": env.prompt_messages()})
+    out = agent.invoke({"messages": agent_r1.prompt_messages(env)})
     total, info = agent_r1.score_messages(env, out["messages"])
 
 LangGraph plays the episode, and the environment pays it. Made for langchain-core 1.8 and LangGraph 1.2.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from agent_r1.loops import call_tool
 from agent_r1.tool_env import ToolEnv
 
 try:
@@ -23,7 +24,7 @@ except ImportError as error:
 
 
 def tools_of(env: ToolEnv) -> list[BaseTool]:
-    """Return the tools of the environment, whose calls are `env.call_tool`: in the episode that runs at the call.
+    """Return the tools of the environment, whose calls are `call_tool`: in the episode that runs at the call.
 
     Calls run one after the other, because LangGraph makes those of one turn in several threads. An infrastructure error
     that persists raises ToolFault out of LangGraph's loop. A `ToolNode` that handles all errors shows it to the policy
@@ -33,7 +34,7 @@ def tools_of(env: ToolEnv) -> list[BaseTool]:
 
     def function(name: str) -> Callable[..., str]:
         def call(**arguments: Any) -> str:
-            return one_by_one.submit(env.call_tool, name, arguments).result().content
+            return one_by_one.submit(call_tool, env, name, arguments).result().content
 
         return call
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, cast
 
 import agent_r1
+from agent_r1.loops import new_messages, prompt_messages
 from agent_r1.rewards import find_answers
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
@@ -152,12 +153,12 @@ class _Episode:
         ok, text = True, OVER
         own = _own(env).get(name)
         if own == "question":
-            text = "\n\n".join(message["content"] for message in env.prompt_messages())
+            text = "\n\n".join(message["content"] for message in prompt_messages(env))
         elif not self.over:
             _, reward, terminated, truncated, info = env.step_message(_reply(name, own, arguments))
             self.total, self.last, self.over = self.total + reward, info, terminated or truncated
             ok = all(call["ok"] for call in info["tool_calls"])
-            text = "\n\n".join(message["content"] for message in env.new_messages())
+            text = "\n\n".join(message["content"] for message in new_messages(env))
         if "fault" in self.last:
             raise MCPError(types.INTERNAL_ERROR, f"infrastructure error: {self.last['fault']}")
         structured = None

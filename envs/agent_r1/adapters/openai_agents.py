@@ -2,7 +2,7 @@
 
     env.reset(options={"task_index": 3})
     agent = Agent(name="player", tools=tools_of(env), model=model)
-    result = Runner.run_sync(agent, env.prompt_messages())
+    result = Runner.run_sync(agent, agent_r1.prompt_messages(env))
     total, info = agent_r1.score_messages(env, messages_of(result))
 
 The SDK plays the episode, and the environment pays it. Made for openai-agents 0.24.
@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from agent_r1.loops import call_tool
 from agent_r1.tool_env import ToolEnv
 
 try:
@@ -28,7 +29,7 @@ except ImportError as error:
 
 
 def tools_of(env: ToolEnv) -> list[FunctionTool]:
-    """Return the tools of the environment, whose calls are `env.call_tool`: in the episode that runs at the call.
+    """Return the tools of the environment, whose calls are `call_tool`: in the episode that runs at the call.
 
     Calls run one after the other in a thread, in the order of the turn. An infrastructure error that persists ends the
     run: it raises ToolFault, or the SDK's UserError that is caused by it.
@@ -42,7 +43,7 @@ def tools_of(env: ToolEnv) -> list[FunctionTool]:
             except (ValueError, RecursionError):
                 arguments = text  # the policy reads an error
             run = asyncio.get_running_loop().run_in_executor
-            return (await run(one_by_one, env.call_tool, name, arguments)).content
+            return (await run(one_by_one, call_tool, env, name, arguments)).content
 
         return call
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import gymnasium as gym
 
 import agent_r1
-from agent_r1.loops import plain
+from agent_r1.loops import plain, prompt_messages
 from agent_r1.rewards import known
 from agent_r1.text.chat import encode_turn
 from agent_r1.tool_env import ToolEnv
@@ -111,7 +111,7 @@ def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> li
     for index in task_indexes:
         env.reset(options={"task_index": index})
         row = {"env_class": "agent_r1", "env_id": env_id, "env_kwargs": kwargs, "task_index": index}
-        rows.append({"prompt": env.prompt_messages("text"), **row})
+        rows.append({"prompt": prompt_messages(env, "text"), **row})
     return rows
 
 

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 import agent_r1
+from agent_r1.loops import new_messages, prompt_messages
 from agent_r1.rewards import known
 from agent_r1.tool_env import Step, ToolEnv
 from agent_r1_tools import ToolFault
@@ -80,7 +81,7 @@ class AgentR1Taskset(vf.Taskset[AgentR1Task, AgentR1Config]):
             for number in itertools.count() if self.INFINITE else range(self._count):
                 index = number % self._count
                 env.reset(options={"task_index": index})
-                system, *rest = env.prompt_messages("text")
+                system, *rest = prompt_messages(env, "text")
                 if system["role"] != "system":
                     system, rest = {"content": None}, [system, *rest]
                 data = AgentR1Data(
@@ -135,7 +136,7 @@ class AgentR1Env(vf.Env[AgentR1EnvConfig]):
             _add(terms, info)
             if terminated or truncated:
                 break
-            segment = await player.turn(env.new_messages("text"))
+            segment = await player.turn(new_messages(env, "text"))
         else:  # verifiers ended the episode
             if player.trace.errors:
                 return

@@ -21,6 +21,7 @@ from uuid import uuid4
 import numpy as np
 
 from agent_r1 import factory
+from agent_r1.loops import prompt_messages
 from agent_r1.tool_env import PromptTooLong, ToolEnv
 from agent_r1_tools import ToolFault
 from agent_r1_tools.threads import OneThread
@@ -139,7 +140,7 @@ def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> li
         own = {"agent_name": "agent_r1", "env_id": env_id, "env_kwargs": kwargs, "task_index": index}
         judged = {"style": "rule", "ground_truth": ""}  # by the environment
         of_verl = {"data_source": env_id, "reward_model": judged, "extra_info": {"index": index}}
-        rows.append({"prompt": env.prompt_messages("text"), **own, **of_verl})
+        rows.append({"prompt": prompt_messages(env, "text"), **own, **of_verl})
     env.close()
     return rows
 

@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI  # noqa: E402
 from langgraph.prebuilt import ToolNode  # noqa: E402
 from other_loops import break_down, made, model_server, stepped  # noqa: E402
 
-from agent_r1 import score_messages  # noqa: E402
+from agent_r1 import prompt_messages, score_messages  # noqa: E402
 from agent_r1.adapters.langgraph import tools_of  # noqa: E402
 from agent_r1_tools import ToolFault  # noqa: E402
 
@@ -24,7 +24,7 @@ def agent(server, env):
 def test_their_loop_plays_an_episode_and_no_call_is_made_twice():
     env, calls = made()
     with model_server() as server:
-        out = agent(server, env).invoke({"messages": env.prompt_messages()})
+        out = agent(server, env).invoke({"messages": prompt_messages(env)})
     assert server.asked[0]["tools"] == env.schemas and len(calls) == 3
     total, info = score_messages(env, out["messages"])
     assert info["is_success"] and total == pytest.approx(stepped(env.messages)) and len(calls) == 3
@@ -36,7 +36,7 @@ def test_calls_of_one_turn_and_wrong_ones():
     env, calls = made()
     turn = [("calculator", {"expression": "1"}), ("calculator", {"expression": "2"}), ("calculator", {"number": 3})]
     with model_server(turn, "<answer>3</answer>") as server:
-        out = agent(server, env).invoke({"messages": env.prompt_messages()})
+        out = agent(server, env).invoke({"messages": prompt_messages(env)})
     assert [m["content"].split(":")[0] for m in server.asked[-1]["messages"][3:]] == ["1", "2", "Error in calculator"]
     total, info = score_messages(env, out["messages"])
     assert total == pytest.approx(stepped(env.messages)) and not info["is_success"] and len(calls) == 2
@@ -46,7 +46,7 @@ def test_a_fault_leaves_the_loop():
     env, _ = made()
     break_down(env)
     with model_server() as server, pytest.raises(ToolFault, match="the machine is gone"):
-        agent(server, env).invoke({"messages": env.prompt_messages()})
+        agent(server, env).invoke({"messages": prompt_messages(env)})
     assert len(server.asked) == 1
 
 
@@ -55,7 +55,7 @@ def test_a_fault_that_their_node_handles_is_not_paid():
     break_down(env)
     with model_server() as server:
         reply = ChatOpenAI(model="m", base_url=server.url, api_key=KEY).bind_tools(env.schemas)
-        messages = [*env.prompt_messages(), reply.invoke(env.prompt_messages())]
+        messages = [*prompt_messages(env), reply.invoke(prompt_messages(env))]
     node = ToolNode(tools_of(env), handle_tool_errors=True)
     from langgraph.graph import START, MessagesState, StateGraph
 

@@ -16,7 +16,7 @@ from chat_server import KEY  # noqa: E402
 from openai import AsyncOpenAI  # noqa: E402
 from other_loops import break_down, made, model_server, stepped  # noqa: E402
 
-from agent_r1 import score_messages  # noqa: E402
+from agent_r1 import prompt_messages, score_messages  # noqa: E402
 from agent_r1.adapters.openai_agents import messages_of, tools_of  # noqa: E402
 from agent_r1_tools import ToolFault  # noqa: E402
 
@@ -26,7 +26,7 @@ set_tracing_disabled(True)
 def run(server, env, **options):
     client = AsyncOpenAI(base_url=server.url, api_key=KEY, max_retries=0)
     agent = Agent(name="player", tools=tools_of(env), model=OpenAIChatCompletionsModel("m", client))
-    return Runner.run_sync(agent, env.prompt_messages(), **options)
+    return Runner.run_sync(agent, prompt_messages(env), **options)
 
 
 def test_their_loop_plays_an_episode_and_no_call_is_made_twice():

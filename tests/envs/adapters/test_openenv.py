@@ -26,7 +26,7 @@ from openenv.core import GenericEnvClient
 from openenv.validation import run_validation
 from openenv.validation.providers import ProviderCapability
 
-from agent_r1 import ArgumentError, Task, Tool, ToolEnv
+from agent_r1 import ArgumentError, Task, Tool, ToolEnv, new_messages
 from agent_r1.adapters import openenv as adapter
 from agent_r1.adapters.openenv import OpenEnvAction, OpenEnvClient, openenv_app
 from agent_r1.adapters.openenv.folder import write_folder
@@ -119,7 +119,7 @@ def test_fifty_episodes_are_those_of_the_environment(env_id):
                 result = client.step(action)
                 seen = result.observation
                 assert (result.reward, result.done) == (reward, terminated or truncated)
-                assert seen.messages == env.new_messages() and not seen.tools
+                assert seen.messages == new_messages(env) and not seen.tools
                 begin, end = env.episode.turns[-1]
                 assert (len(tokens), seen.num_action_tokens) == (begin, end - begin)
                 tokens, total = tokens + seen.tokens, total + result.reward

@@ -19,6 +19,7 @@ import scripted_episodes as scripted  # noqa: E402
 from skyrl_gym.envs.registration import registry  # noqa: E402
 from skyrl_gym.metrics import aggregate_for_environment  # noqa: E402
 
+from agent_r1 import prompt_messages  # noqa: E402
 from agent_r1.adapters.skyrl import task_rows  # noqa: E402
 from agent_r1.text.tokenizers import render_chat  # noqa: E402
 from agent_r1_tools import ToolFault  # noqa: E402
@@ -128,7 +129,7 @@ def test_a_template_that_explains_tools_elsewhere_gets_instructions():
     tokenizer = ByteTokenizer(chat_template=elsewhere + BYTE_CHAT_TEMPLATE.replace("if tools", "if false"))
     env = scripted.make(scripted.WORLDS[0], tokenizer=tokenizer, dialect="hermes")
     env.reset(options={"task_index": 0})
-    prompt = env.prompt_messages("text")
+    prompt = prompt_messages(env, "text")
     assert env.instructions in prompt[0]["content"] and '"name": "search"' in prompt[0]["content"]
     assert "<tools>" in prompt[0]["content"] and prompt[1]["content"] == env.task.question
 

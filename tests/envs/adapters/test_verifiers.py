@@ -89,7 +89,7 @@ def check(trace, env):
     """Replay the messages of a trace (as JSON) in the environment: prompt, rewards and metrics are the same."""
     env.reset(options={"task_index": trace["task"]["data"]["task_index"]})
     messages = [node["message"] for node in trace["nodes"]]
-    expected, terms, over = env.prompt_messages("text"), {}, False
+    expected, terms, over = agent_r1.prompt_messages(env, "text"), {}, False
     for message in messages:
         if message["role"] != "assistant":
             continue
@@ -98,7 +98,7 @@ def check(trace, env):
         over = terminated or truncated
         for name, amount in info["reward_terms"].items():
             terms[name] = terms.get(name, 0.0) + amount
-        expected += [message] if over else [message, *env.new_messages("text")]
+        expected += [message] if over else [message, *agent_r1.new_messages(env, "text")]
     assert over and messages == expected
     assert {name: reward["score"] * reward["weight"] for name, reward in trace["rewards"].items()} == terms
     assert trace["metrics"] == {**known(info["metrics"]), "success": float(info["is_success"])}
@@ -320,7 +320,7 @@ def test_tasks_carry_the_question_of_the_split():
     env = make(WORLDS[0], split="test", max_turns=4)
     for index, task in enumerate(itertools.islice(tasks, 3)):
         env.reset(options={"task_index": index})
-        system, user = env.prompt_messages("text")
+        system, user = agent_r1.prompt_messages(env, "text")
         assert (task.data.id, task.data.task_index) == (env.task.id, index)
         assert (task.data.system_prompt, task.data.prompt) == (system["content"], user["content"])
         assert "search" in task.data.system_prompt

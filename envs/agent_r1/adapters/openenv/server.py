@@ -13,6 +13,7 @@ import agent_r1
 from agent_r1.adapters.openenv.client import OpenEnvAction, OpenEnvObservation, OpenEnvState
 from agent_r1.episode import Tokens
 from agent_r1.ids import creator, factory, find_environment
+from agent_r1.loops import new_messages
 from agent_r1.text.chat import encode_turn
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
@@ -129,7 +130,7 @@ class OpenEnvEnvironment(Environment):
         return state, _observation(
             info,
             truncated,
-            messages=env.new_messages(),
+            messages=new_messages(env),
             tokens=state[begin:].tolist(),
             num_action_tokens=end - begin,
             reward=reward,
