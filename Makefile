@@ -109,7 +109,7 @@ $(ADAPTERS)/stamp: setup.cfg Makefile constraints.txt constraints-adapters.txt
 # frameworks want newer versions of openai and pydantic. So each has an environment.
 $(VERIFIERS)/stamp: PACKAGES = ".[verifiers]"
 $(OPENENV)/stamp: PACKAGES = ".[openenv]"
-$(AGENTS)/stamp: PACKAGES = ".[langgraph,openai_agents,mcp,server,http]" langchain langchain-openai
+$(AGENTS)/stamp: PACKAGES = ".[langgraph,openai-agents,mcp,server,http]" langchain langchain-openai
 $(VERIFIERS)/stamp $(OPENENV)/stamp $(AGENTS)/stamp: .venv-%/stamp: setup.cfg Makefile constraints-%.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@echo "Installing the packages of constraints-$*.txt into .venv-$* (once)"

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -151,7 +152,9 @@ class Sessions:
             self.tokenizers.setdefault(fingerprint(tokenizer), tokenizer)
 
     def _policies(self) -> list[str]:
-        found = []
+        found: list[str] = []
+        if find_spec("transformers") is None:  # which reads their tokenizers
+            return found
         for env_id in self.ids.values():
             try:
                 found.append(agent_r1.tiny_policy(env_id))

@@ -24,7 +24,7 @@ try:
     from agents.models.chatcmpl_converter import Converter
     from agents.result import RunResultBase
 except ImportError as error:
-    needed = 'agent_r1.adapters.openai_agents needs pip install "agent-r1[openai_agents]"'
+    needed = 'agent_r1.adapters.openai_agents needs pip install "agent-r1[openai-agents]"'
     raise ImportError(f"{error}: {needed}") from error
 
 
