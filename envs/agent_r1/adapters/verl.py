@@ -53,11 +53,20 @@ class AgentR1Loop(AgentLoopBase):
         context = min(whole, kwargs.get("max_context_tokens") or whole)
         kwargs |= {"tokenizer": self.tokenizer, "max_context_tokens": context}
         thread = OneThread()
-        env = (await thread.call(factory(row["env_id"], kwargs))).unwrapped
+        made: list[ToolEnv] = []
+
+        def make() -> None:
+            made.append(cast(ToolEnv, factory(row["env_id"], kwargs)().unwrapped))
+
+        def close() -> None:  # in the thread: also what is made while the caller is cancelled
+            for env in made:
+                env.close()
+
         try:
-            return await self._play(env, thread, int(row["task_index"]), sampling_params)
+            await thread.call(make)
+            return await self._play(made[0], thread, int(row["task_index"]), sampling_params)
         finally:
-            await thread.call(env.close)
+            await thread.call(close)
 
     async def _play(self, env: ToolEnv, thread: OneThread, index: int, sampling: dict[str, Any]) -> AgentLoopOutput:
         bounds, request = self.rollout_config, uuid4().hex  # one request keeps the episode on one server

@@ -354,10 +354,12 @@ def test_tools_of_all_episodes_block_at_the_same_time(worker, monkeypatch, tmp_p
     assert output.batch["rm_scores"].sum(dim=1).equal(torch.ones(count)) and scripted.Desk.open == 0
 
 
-@pytest.mark.parametrize("where", ["server", "tool"])
+@pytest.mark.parametrize("where", ["making", "server", "tool"])
 def test_a_cancelled_episode_closes_its_environment(where, worker, monkeypatch):
     """A running tool ends first: the environment is closed in the thread of the episode."""
     row, episode = desk()
+    made, closed, begin, close = [], [], scripted.Desk.__init__, scripted.Desk.close
+    monkeypatch.setattr(scripted.Desk, "close", lambda env: closed.append(env) or close(env))
     server, reached, go_on = Server([episode]), threading.Event(), threading.Event()
     query = scripted.Desk.query
 
@@ -371,8 +373,16 @@ def test_a_cancelled_episode_closes_its_environment(where, worker, monkeypatch):
         go_on.wait(20)
         return query(self, sql)
 
+    def make(self, **kwargs):
+        made.append(self)
+        reached.set()
+        go_on.wait(20)
+        begin(self, **kwargs)
+
     slow.__name__ = "query"
-    if where == "server":
+    if where == "making":
+        monkeypatch.setattr(scripted.Desk, "__init__", make)
+    elif where == "server":
         server.generate = no_answer
     else:
         monkeypatch.setattr(scripted.Desk, "query", slow)
@@ -389,4 +399,4 @@ def test_a_cancelled_episode_closes_its_environment(where, worker, monkeypatch):
             await task
 
     asyncio.run(main())
-    assert scripted.Desk.open == 0
+    assert scripted.Desk.open == 0 and len(closed) == 1 and made in ([], closed)
