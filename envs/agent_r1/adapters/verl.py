@@ -13,7 +13,7 @@ the `ToolEnv`; nothing is rendered or encoded again. Made for verl 0.9.1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 from uuid import uuid4
@@ -31,6 +31,9 @@ try:
     from verl.utils.profiler import simple_timer
 except ImportError as error:
     raise ImportError(f'{error}: agent_r1.adapters.verl needs pip install "agent-r1[verl]"') from error
+
+# verl's validation appends its own values to "reward", votes by "pred", and counts a missing episode as 0 in "acc".
+_RESERVED = {"reward", "pred", "acc", "acc_success_only", "success", "stop_turns", "stop_context"}
 
 
 @register("agent_r1")
@@ -124,7 +127,7 @@ class AgentR1Loop(AgentLoopBase):
             extra_fields={
                 "turn_scores": scores,
                 "tool_rewards": [],
-                "reward_extra_info": {"success": float(info["is_success"]), **stops, **info["metrics"]},
+                "reward_extra_info": {"success": float(info["is_success"]), **stops, **_named(info["metrics"])},
                 "min_global_steps": versions[0].get("min_global_steps"),
                 "max_global_steps": versions[-1].get("max_global_steps"),
             },
@@ -152,6 +155,11 @@ def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> li
         rows.append({"prompt": prompt_messages(env, "text"), **own, **of_verl})
     env.close()
     return rows
+
+
+def _named(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the metrics of an environment with "env_" before the names that verl or this loop uses itself."""
+    return {f"env_{name}" if name in _RESERVED else name: value for name, value in metrics.items()}
 
 
 def _span(sampled: Any, room: int) -> tuple[list[int], list[float] | None]:

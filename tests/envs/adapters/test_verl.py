@@ -218,6 +218,18 @@ def test_a_span_that_is_too_long_is_cut(worker):
     assert output.response_logprobs[-last:] == server.output["log_probs"][:last]
 
 
+def test_metrics_do_not_mix_with_those_of_verl(worker, monkeypatch):
+    """verl's validation appends the returns to "reward" and takes "acc" for its main metric."""
+    metrics = {"reward": 5.0, "acc": None, "success": 0.5, "f1": 0.5}
+    monkeypatch.setattr(scripted.Desk, "judge_answer", lambda self, answer: (1.0, metrics))
+    row, episode = desk()
+    output = run(worker(Server([episode])), row)
+    assert output.extra_fields["reward_extra_info"] == {
+        "success": 1, "stop_turns": 0, "stop_context": 0,
+        "env_reward": 5.0, "env_acc": None, "env_success": 0.5, "f1": 0.5,
+    }  # fmt: skip
+
+
 def test_without_log_probabilities_there_are_none(worker):
     row, episode = desk()
     output = run(worker(Server([episode], log_probs=None)), row)
