@@ -60,45 +60,49 @@ def in_process(turns: list[list[list[int]]], seconds: float) -> float:
     return steps / (time.perf_counter() - started)
 
 
-async def client(url: str, turns: list[list[list[int]]], first: int, end: float, waits: list[float]) -> None:
-    """Play episodes in one session until a time. Add the seconds of each request to `waits`."""
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-        tokenizer = fingerprint(gym.make(WORLD).unwrapped.tokenizer)  # type: ignore[attr-defined]
-        opened = await http.post("/sessions", json={"env_id": WORLD, "tokenizer": tokenizer})
-        path = f"/sessions/{opened.json()['session']}"
-        index = first
-        while time.perf_counter() < end:
-            index = (index + 1) % len(turns)
-            bodies: list[tuple[str, Any]] = [("reset", {"task_index": index})]
-            for what, body in bodies + [("step", {"tokens": span}) for span in turns[index]]:
-                started = time.perf_counter()
-                answer = await http.post(f"{path}/{what}", json=body)
-                waits.append(time.perf_counter() - started)
-                answer.raise_for_status()
-        await http.delete(path)
-
-
-async def opener(url: str, end: float) -> int:
+async def opener(http: httpx.AsyncClient, end: float) -> int:
     """Open and close sessions until a time, and return their number."""
     count = 0
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-        while time.perf_counter() < end:
-            opened = await http.post("/sessions", json={"env_id": WORLD})
-            closed = await http.delete(f"/sessions/{opened.raise_for_status().json()['session']}")
-            closed.raise_for_status()
-            count += 1
+    while time.perf_counter() < end:
+        opened = await http.post("/sessions", json={"env_id": WORLD})
+        closed = await http.delete(f"/sessions/{opened.raise_for_status().json()['session']}")
+        closed.raise_for_status()
+        count += 1
     return count
+
+
+async def client(
+    http: httpx.AsyncClient, path: str, turns: list[list[list[int]]], first: int, end: float, waits: list[float]
+) -> None:
+    """Play episodes in one session until a time, one at least. Add the seconds of each request to `waits`."""
+    index, begun = first, False
+    while time.perf_counter() < end or not begun:
+        index, begun = (index + 1) % len(turns), True
+        bodies: list[tuple[str, Any]] = [("reset", {"task_index": index})]
+        for what, body in bodies + [("step", {"tokens": span}) for span in turns[index]]:
+            started = time.perf_counter()
+            answer = await http.post(f"{path}/{what}", json=body)
+            waits.append(time.perf_counter() - started)
+            answer.raise_for_status()
 
 
 async def load(url: str, turns: list[list[list[int]]], clients: int, seconds: float) -> dict[str, float]:
     """Return sessions and steps a second of all clients, and percentiles of a step in milliseconds."""
-    started = time.perf_counter()
-    counts = await asyncio.gather(*(opener(url, started + seconds) for _ in range(clients)))
-    sessions = sum(counts) / (time.perf_counter() - started)
-    waits: list[float] = []
-    started = time.perf_counter()
-    await asyncio.gather(*(client(url, turns, 7 * i, started + seconds, waits) for i in range(clients)))
-    steps = len(waits) / (time.perf_counter() - started)
+    tokenizer = fingerprint(gym.make(WORLD).unwrapped.tokenizer)  # type: ignore[attr-defined]
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False) as http:
+        started = time.perf_counter()
+        counts = await asyncio.gather(*(opener(http, started + seconds) for _ in range(clients)))
+        sessions = sum(counts) / (time.perf_counter() - started)
+        opened = [await http.post("/sessions", json={"env_id": WORLD, "tokenizer": tokenizer}) for _ in range(clients)]
+        paths = [f"/sessions/{one.raise_for_status().json()['session']}" for one in opened]
+        waits: list[float] = []
+        started = time.perf_counter()
+        end = started + seconds
+        await asyncio.gather(*(client(http, path, turns, 7 * i, end, waits) for i, path in enumerate(paths)))
+        steps = len(waits) / (time.perf_counter() - started)
+        for path in paths:
+            await http.delete(path)
     p50, p99 = np.percentile(waits, [50, 99]) * 1000
     return {"sessions_per_second": sessions, "steps_per_second": steps, "p50_ms": float(p50), "p99_ms": float(p99)}
 
