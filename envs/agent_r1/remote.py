@@ -354,16 +354,17 @@ _open_sessions: dict[str, tuple[int, dict[str, str]]] = {}  # address -> the pro
 
 def _leave(exchange: Exchange, address: str, pid: int) -> Future[Any] | None:
     """Begin to close a session. It does not wait, because the garbage collector may call it in any thread."""
-    _open_sessions.pop(address, None)
     if os.getpid() != pid:  # a fork: the session is its parent's
         return None
-    return exchange.start("DELETE", address, b"", ANSWER_BYTES, LEAVE_SECONDS)
+    asked = exchange.start("DELETE", address, b"", ANSWER_BYTES, LEAVE_SECONDS)
+    asked.add_done_callback(lambda _: _open_sessions.pop(address, None))  # the program may end before
+    return asked
 
 
 @atexit.register
 def _leave_all() -> None:
     """Close the sessions of environments that are still open when the program ends, where no thread can be started."""
-    mine = [(address, headers) for address, (pid, headers) in _open_sessions.items() if pid == os.getpid()]
+    mine = [(address, headers) for address, (pid, headers) in list(_open_sessions.items()) if pid == os.getpid()]
     if not mine:
         return
     import httpx

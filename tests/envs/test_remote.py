@@ -391,8 +391,9 @@ def test_no_session_is_left_behind(server):
     url = other.url.replace("127.0.0.1", "localhost")
     code = f"""
 import gymnasium as gym, agent_r1
-env = gym.make("AgentR1/Remote-v0", url="{url}", env_id="{WORLDS[0]}")
+dropped, env = [gym.make("AgentR1/Remote-v0", url="{url}", env_id="{WORLDS[0]}") for _ in range(2)]
 print(env.reset(seed=0)[1]["turn"])
+del dropped
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("0\n", "") and other.sessions == 0
