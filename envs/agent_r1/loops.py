@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agent_r1.dialects import Call
 from agent_r1.episode import MAX_CALLS, Made, OpenTurn, PendingCall
+from agent_r1.remote import RemoteEnv
 from agent_r1.text.chat import Message, chat_messages
 from agent_r1.text.tokenizers import control_tokens, render_chat, replace_surrogates
 from agent_r1_tools import ToolFault, ToolResult
@@ -162,9 +163,11 @@ def score_messages(env: ToolEnv, messages: Sequence[Any]) -> tuple[float, dict[s
     Raises:
         ValueError: there is no turn, a call before the last turn was not made by `call_tool`, or the task has a user
             (`user_turn`), whom only `step_message` asks.
-        RuntimeError: the episode has turns already.
+        RuntimeError: the episode has turns already, or its turns run elsewhere (`RemoteEnv`).
         TypeError: a message has another form.
     """
+    if isinstance(env, RemoteEnv):
+        raise RuntimeError("score_messages() needs the judges, which run elsewhere; play with step() or step_message()")
     if env.episode.turns or env.episode.over:
         raise RuntimeError("score_messages() after the first turn; call reset() before the other loop begins")
     if env._has_user:

@@ -13,6 +13,7 @@ import copy
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -121,9 +122,17 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.max_episode_steps = max_episode_steps
         self.observe_new = observation == "new"
         self.text = text
-        self.envs: tuple[ToolEnv, ...] = tuple(make(**kwargs) for _ in range(num_envs))
-        first = self.envs[0]
-        first._count_tasks()  # raises if there is no valid number: learners read it before the first reset
+        self.envs: tuple[ToolEnv, ...] = ()
+        try:
+            for _ in range(num_envs):
+                self.envs = (*self.envs, make(**kwargs))
+            first = self.envs[0]
+            first._count_tasks()  # raises if there is no valid number: learners read it before the first reset
+        except BaseException:
+            for made in self.envs:
+                with suppress(Exception):
+                    made.close()
+            raise
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = UnicodeText() if text else first.observation_space

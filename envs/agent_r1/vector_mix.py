@@ -86,7 +86,11 @@ class MixedVectorEnv(ToolVectorEnv):
         self._made: list[dict[int, ToolEnv]] = []  # of each slot: the environments that it has, by their place
         super().__init__(lambda: self._made_for(len(self._made), len(self._made) % count), num_envs, **given)
         self.closed = True  # until the constructor is done
-        self.kinds = tuple(self._made_for(0, place) for place in range(count))
+        try:
+            self.kinds = tuple(self._made_for(0, place) for place in range(count))
+        except BaseException:
+            self.close_extras()
+            raise
         sizes = [len(env.tokenizer) for env in self.kinds]
         if len(set(sizes)) > 1:
             self.close_extras()
