@@ -34,7 +34,8 @@ MINIMUM = {
     **dict.fromkeys(("seed", "num_threads", "num_workers", "checkpoint_every", "eval_episodes", "eval_every"), 0),
     **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), 0),
-    **dict.fromkeys(("dual_clip", "eval_demonstrations", "first_demonstration", "first_episode", "temperature"), 0),
+    **dict.fromkeys(("eval_demonstrations", "first_demonstration", "first_episode", "temperature"), 0),
+    **dict.fromkeys(("dual_clip", "step_weight"), 0),
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller models have no room for a copying circuit
 }
 ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "; leave it out to never stop early"}
