@@ -94,6 +94,8 @@ class Args(Common):
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
     """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
+    reference: str | None = None
+    """policy of the KL divergence: a name or a folder, with the tokenizer of --model (None: --model)"""
     kl_in: Literal["loss", "reward"] = "loss"
     """add the KL divergence to the loss, or subtract it from the reward of every turn"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

@@ -20,8 +20,6 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import nn
-from transformers import AutoModel
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, distributed
@@ -33,11 +31,10 @@ from llm_utils.returns import whiten
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, kwargs_of_each, plain_errors
-from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars, without_report_of_unused_weights
-from llm_utils.training import cudnn_attention
-from llm_utils.training.forward import check_finite, pad, policy_forward, train_checkpointed_layers
+from llm_utils.training.forward import check_finite, pad, policy_forward
 from llm_utils.training.metrics import TokenMeans
 from llm_utils.trajectory import Trajectory, make_batch, token_weights
+from llm_utils.value_model import Critic
 
 Array = np.ndarray
 
@@ -109,6 +106,8 @@ class Args(Common):
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
     """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
+    reference: str | None = None
+    """policy of the KL divergence: a name or a folder, with the tokenizer of --model (None: --model)"""
     kl_in: Literal["loss", "reward"] = "loss"
     """add the KL divergence to the loss, or subtract it from the reward of every sampled token"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -243,27 +242,6 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- loss
-
-
-class Critic(nn.Module):
-    """A value head on its own backbone, which starts as a copy of the policy's."""
-
-    def __init__(self, source: str, args: Any, dtype: torch.dtype) -> None:
-        super().__init__()
-        with without_bars(), without_report_of_unused_weights():
-            self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
-        self.head = nn.Linear(self.backbone.config.get_text_config().hidden_size, 1, dtype=torch.float32)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        if args.gradient_checkpointing == "on":
-            enable_gradient_checkpointing(self.backbone)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Map tokens [B, T] to values [B, T]: entry t is the value of the state that ends with token t."""
-        train_checkpointed_layers(self.backbone)
-        wide_ids = cudnn_attention.widen(ids, self.backbone)
-        states = self.backbone(input_ids=wide_ids, use_cache=False).last_hidden_state[:, : ids.shape[1]]
-        return self.head(states.float())[..., 0]
 
 
 def policy_loss(

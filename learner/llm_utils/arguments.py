@@ -179,6 +179,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),
     "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
     "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
+    "reference": (lambda a: a.kl_coef > 0, "without --kl-coef above 0"),
     "env_share": (lambda a: isinstance(a.env_id, list) and len(a.env_id) > 1, "without several ids of --env-id"),
     "eval_split": (lambda a: a.eval_episodes > 0, "with --eval-episodes 0"),
     "eval_every": (lambda a: not a.eval_every or evaluates(a), "without an evaluation"),
