@@ -268,6 +268,45 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     # ------------------------------------------------------------------ episodes
 
+    def fork(self, source: int, target: int) -> tuple[Any, dict[str, Any]]:
+        """Continue the episode of `source` in `target`, too, from the same state. The episode of `target` is lost.
+
+        Equal actions give both the same episode: the random state, the turns so far and the limits are copied. A
+        `target` that never began needs no reset. A wrapper with notes on each episode must copy them.
+
+        Returns the observation and info of `target`, as a reset does.
+
+        Raises: ValueError for ids that are equal or out of range, and for environments of different arguments;
+        RuntimeError for a `source` that is over or in flight, or a `target` in flight; ToolFault if a call that timed
+        out is still running. `target` is over after an error of its tools.
+        """
+        self._check_open()
+        if source == target or any(not 0 <= i < self.num_envs for i in (source, target)):
+            raise ValueError(
+                f"source and target must be different numbers in [0, {self.num_envs}), got {source}, {target}"
+            )
+        parent, child = self._slots[source], self._slots[target]
+        if parent.phase is not Phase.READY:
+            remedy = "recv() its result" if parent.phase is Phase.IN_FLIGHT else "fork it before its last turn"
+            raise RuntimeError(f"episode {source} is {parent.phase.value}; {remedy}")
+        if child.phase is Phase.IN_FLIGHT:
+            raise RuntimeError(f"episode {target} is in flight; recv() its result before another one replaces it")
+        snapshot = parent.env.get_state()
+        child.phase = Phase.OVER  # if the tools cannot continue here
+        more = self._become(child, parent)
+        if type(child.env) is not type(parent.env):
+            names = [type(slot.env).__name__ for slot in (parent, child)]
+            raise ValueError(f"episode {source} is of {names[0]} and {target} of {names[1]}; make both by one function")
+        child.env.set_state(snapshot)
+        child.observation = copy.copy(parent.observation)
+        child.known, child.room, child.steps = parent.known, parent.room, parent.steps
+        child.phase = Phase.READY
+        return child.observation, child.env._info({}, []) | more
+
+    def _become(self, child: _Slot, parent: _Slot) -> dict[str, Any]:
+        """Give the slot `child` an environment like that of `parent`; return further entries of its info."""
+        return {}  # all slots have equal environments
+
     def _reset(
         self, slot: _Slot, seed: int | None, options: dict[str, Any], patience: Patience
     ) -> dict[str, Any]:
