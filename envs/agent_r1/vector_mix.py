@@ -143,11 +143,16 @@ class MixedVectorEnv(ToolVectorEnv):
         slot.env, slot.max_steps = self._made_for(slot.number, place), self._limits[place]
         self.envs = (*self.envs[: slot.number], slot.env, *self.envs[slot.number + 1 :])
 
-    def _become(self, child: _Slot, parent: _Slot) -> dict[str, Any]:
-        place = next(place for place, env in self._made[parent.number].items() if env is parent.env)
-        self._play(child, place)
-        self._generators[child.number] = copy.deepcopy(self._generators[parent.number])
-        return {"env_id": self.env_ids[place]}
+    def get_state(self, source: int) -> dict[str, Any]:
+        """Return a snapshot from which the episode of `source` can continue, in any slot."""
+        state = super().get_state(source)
+        place = next(place for place, env in self._made[source].items() if env is self.envs[source])
+        return state | {"place": place, "generator": copy.deepcopy(self._generators[source])}
+
+    def _prepare(self, slot: _Slot, state: dict[str, Any]) -> dict[str, Any]:
+        self._play(slot, state["place"])
+        self._generators[slot.number] = copy.deepcopy(state["generator"])
+        return {"env_id": self.env_ids[state["place"]]}
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments that were made. Running calls are abandoned."""

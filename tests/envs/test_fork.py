@@ -1,11 +1,13 @@
 """ToolVectorEnv.fork: a child is its parent until their actions differ."""
 
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from registered import ENVIRONMENTS
 
-from agent_r1 import Task, ToolEnv
+from agent_r1 import Task, ToolEnv, ToolFault
 from agent_r1.vector import ToolVectorEnv
 from agent_r1.vector_mix import mixed_spec
 
@@ -138,12 +140,59 @@ def test_different_actions_part_them_and_neither_sees_the_other():
     envs.close()
 
 
+def test_a_snapshot_continues_after_its_episode_and_more_than_once():
+    envs = gym.make_vec(WORLD, num_envs=2)
+    envs.reset(seed=1)
+    turns = [encode(envs.envs[0], turn) for turn in expert(envs.envs[0])]
+    play(envs, [0], turns[0])
+    state = pickle.loads(pickle.dumps(envs.get_state(0)))
+
+    def rest(slot):
+        return [play(envs, [slot], turn)[0] for turn in turns[1:]]
+
+    first = rest(0)
+    assert first[-1][2]
+    for slot in (1, 0):
+        envs.set_state(slot, state)
+        for one, other in zip(first, rest(slot), strict=True):
+            assert_equal(one, other)
+    envs.close()
+
+
+class Lost(ToolEnv):
+    """A tool whose session can be set only after `failures` infrastructure errors."""
+
+    num_tasks, failures = 5, 0
+
+    def make_task(self, index):
+        return Task(f"t{index}", "Go.", ["x"])
+
+    def start_episode(self, task):
+        if Lost.failures:
+            Lost.failures -= 1
+            raise ConnectionError("the sandbox is gone")
+
+
+def test_an_infrastructure_error_is_retried_and_then_reported(monkeypatch):
+    envs = ToolVectorEnv(Lost, num_envs=2, fault_deadline=0.2)
+    envs.reset(seed=0)
+    monkeypatch.setattr(Lost, "failures", 1)
+    envs.fork(0, 1)
+    monkeypatch.setattr(Lost, "failures", 9)
+    with pytest.raises(ToolFault, match="snapshot: ConnectionError: the sandbox is gone"):
+        envs.fork(0, 1)
+    with pytest.raises(RuntimeError, match=r"episodes \[1\] are over"):
+        envs.send([np.zeros(3, np.int32)], [1])
+    envs.close()
+
+
 def test_wrong_use_is_refused_and_changes_nothing():
     envs = ToolVectorEnv(Dice, num_envs=3, text=True)
-    for pair in [(0, 0), (0, 3), (-1, 0)]:
-        with pytest.raises(ValueError, match=r"different numbers in \[0, 3\)"):
-            envs.fork(*pair)
-    with pytest.raises(RuntimeError, match="episode 0 is over; fork it before its last turn"):
+    with pytest.raises(ValueError, match="source and target are both 0"):
+        envs.fork(0, 0)
+    with pytest.raises(ValueError, match=r"must be in \[0, 3\), got -1"):
+        envs.fork(-1, 0)
+    with pytest.raises(RuntimeError, match="episode 0 is over; take the snapshot before its last turn"):
         envs.fork(0, 1)
     envs.reset(seed=0)
     envs.send(["hello"], [0])
@@ -160,7 +209,7 @@ def test_environments_that_differ_are_refused():
     made = iter([Dice, type("OtherDice", (Dice,), {}), Dice])
     envs = ToolVectorEnv(lambda: next(made)(max_turns=4), num_envs=3, text=True)
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match="episode 0 is of Dice and 1 of OtherDice; make both by one function"):
+    with pytest.raises(ValueError, match="snapshot is of Dice, but episode 1 is of OtherDice"):
         envs.fork(0, 1)
     envs.fork(0, 2)
     envs.close()
