@@ -30,6 +30,7 @@ class Turn:
     tool_calls: int = 0
     tool_errors: int = 0
     reward_terms: Mapping[str, float] = field(default_factory=dict)  # the named terms of `reward`
+    forced: int = 0  # number of tokens before `start` that are part of the action, but were given, not sampled
 
 
 @dataclass(eq=False)
@@ -90,7 +91,7 @@ class Trajectory:
             raise ValueError(f"episode {self.episode} is over; copy it while it runs")
         if not 0 <= turn <= len(self.turns):
             raise ValueError(f"turn must be in [0, {len(self.turns)}], the turns of episode {self.episode}, got {turn}")
-        end = len(self.tokens) if turn == len(self.turns) else self.turns[turn].start
+        end = len(self.tokens) if turn == len(self.turns) else self.turns[turn].start - self.turns[turn].forced
         starts = [start for start in self.segment_starts if start < end]
         child = Trajectory(episode, self.task_index, self.prompt_length, self.tokens[:end].copy(), starts)
         for old in self.turns[:turn]:
@@ -130,11 +131,13 @@ class Trajectory:
         self.train_mask = self.value_mask = self.action_mask
 
     def after_prompt(self) -> Array:
-        """Return the mask of all tokens after each segment's prompt, bool. Rows 2 and 3 of Agent-R1's table 4 train on
-        them."""
+        """Return the mask of all tokens after each segment's prompt, bool, without forced ones. Rows 2 and 3 of
+        Agent-R1's table 4 train on them."""
         mask = np.ones(len(self.tokens), bool)
         for segment in self.segments():
             mask[segment.start : segment.start + segment.prompt_length] = False
+        for turn in self.turns:
+            mask[turn.start - turn.forced : turn.start] = False
         return mask
 
     def turn_rewards(self) -> Array:
@@ -172,10 +175,11 @@ class Segment:
 
     @property
     def prompt_length(self) -> int:
-        """Number of tokens before the first sampled one of this segment."""
+        """Number of tokens before the first span of this segment."""
         if self.start == 0:
             return self.trajectory.prompt_length
-        return min((t.start for t in self.trajectory.turns if t.start >= self.start), default=self.end) - self.start
+        starts = (turn.start - turn.forced for turn in self.trajectory.turns if turn.start >= self.start)
+        return min(starts, default=self.end) - self.start
 
     @property
     def turn_starts(self) -> list[int]:

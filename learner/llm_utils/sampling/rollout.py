@@ -41,6 +41,11 @@ class Sampler:
         self.live: dict[int, Trajectory] = {}  # slot -> its episode
         self.acting: dict[int, Span] = {}  # slot -> the span sent to the environment, in the order of sending
         self.done: dict[int, Trajectory] = {}  # episode number -> its trajectory
+        # Called before each span of a running episode. Returns the tokens that the span begins with, which are not
+        # sampled: they are part of the state and of the action, but not of the mask. At least one token is sampled, so
+        # more than the room for the span are cut.
+        self.force: Callable[[Trajectory], Array | Sequence[int]] = lambda row: ()
+        self.forced: dict[int, Array] = {}  # slot -> those of the span that is being sampled, or acted on
         self.group_size = self.roots = 1  # see `branch`
         self.children: Children = lambda row, span, spare: 0
         self.spare: dict[int, deque[tuple[int, int, int | None]]] = {}  # group -> its episodes that have not begun
@@ -103,7 +108,7 @@ class Sampler:
         for span in spans:
             self._branch(span)
         if spans:
-            self.envs.send([span.tokens for span in spans], [span.slot for span in spans])
+            self.envs.send([self._action(span) for span in spans], [span.slot for span in spans])
             self.acting |= {span.slot: span for span in spans}
         if not self.acting:
             return
@@ -139,7 +144,19 @@ class Sampler:
                 self._end(slot, {}, episode_record(self.envs.envs[slot], {}))
                 continue
             info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
-            self.engine.feed(slot, states[slot], **info, seed=[self.seed, Stream.SAMPLING, episode])
+            self._feed(slot, states[slot], info, seed=[self.seed, Stream.SAMPLING, episode])
+
+    def _feed(self, slot: int, tokens: Array, info: Mapping[str, Any], seed: Any = None) -> None:
+        """Request the next span of a slot: append `tokens`, and those that the span begins with."""
+        room, stops = info["max_new_tokens"], info["stop_token_ids"]
+        self.forced[slot] = forced = np.asarray(self.force(self.live[slot]), np.int32)[: room - 1]
+        if ends := sorted(set(stops).intersection(forced.tolist())):
+            raise ValueError(f"forced token {ends[0]} ends the turn, so nothing would be sampled; leave it out")
+        tokens = np.concatenate([tokens, forced]) if len(forced) else tokens
+        self.engine.feed(slot, tokens, max_new_tokens=room - len(forced), stop_token_ids=stops, seed=seed)
+
+    def _action(self, span: Span) -> Array:
+        return np.concatenate([self.forced[span.slot], span.tokens])
 
     def _branch(self, span: Span) -> None:
         """Begin branches of an episode whose span is complete. Its environment still waits for this span."""
@@ -172,20 +189,20 @@ class Sampler:
                 continue
             seed = [self.seed, Stream.SAMPLING, row.episode]
             read = row.tokens[row.segment_starts[-1] :]
-            self.engine.feed(slot, read, info["max_new_tokens"], info["stop_token_ids"], seed=seed)
+            self._feed(slot, read, info, seed=seed)
 
     def _act(self, slot: int, new: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
         """Finish the turn of a slot. `new` holds the tokens after its span, or a context that replaces everything
         before."""
         row, span, rewritten = self.live[slot], self.acting.pop(slot), info.get("context_rewritten", False)
+        action, forced = self._action(span), len(self.forced.pop(slot))
         if not rewritten:
-            self._check_added(slot, span, new, info)
-        start = len(row.tokens)
-        end = start + len(span.tokens)
+            self._check_added(slot, action, new, info)
+        start, end = len(row.tokens) + forced, len(row.tokens) + len(action)
         calls, terms = info.get("tool_calls", []), info.get("reward_terms", {})
         errors = sum(not call["ok"] for call in calls)
-        row.add(Turn(start, end, float(reward), span.logprobs, span.versions, len(calls), errors, terms))
-        row.tokens = np.concatenate([row.tokens, span.tokens] if rewritten else [row.tokens, span.tokens, new])
+        row.add(Turn(start, end, float(reward), span.logprobs, span.versions, len(calls), errors, terms, forced))
+        row.tokens = np.concatenate([row.tokens, action] if rewritten else [row.tokens, action, new])
         if terminated or truncated:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
             self._end(slot, info, episode_record(self.envs.envs[slot], info))
@@ -195,16 +212,16 @@ class Sampler:
             row.segment_starts.append(len(row.tokens))
             row.tokens = np.concatenate([row.tokens, new])
             seed = [self.seed, Stream.SAMPLING, row.episode, len(row.segment_starts)]
-        self.engine.feed(slot, new, info["max_new_tokens"], info["stop_token_ids"], seed=seed)
+        self._feed(slot, new, info, seed=seed)
 
-    def _check_added(self, slot: int, span: Span, new: Array, info: Any) -> None:
-        """Raise RuntimeError if the environment's own state grew by other tokens than the span and `new`."""
+    def _check_added(self, slot: int, action: Array, new: Array, info: Any) -> None:
+        """Raise RuntimeError if the environment's own state grew by other tokens than `action` and `new`."""
         episode = self.envs.envs[slot].episode
         start, end = episode.turns[-1]
-        if not np.array_equal(episode.buffer[start : episode.length], np.concatenate([span.tokens, new])):
+        if not np.array_equal(episode.buffer[start : episode.length], np.concatenate([action, new])):
             raise RuntimeError(
                 f"task {info.get('task_id')!r}: the turn's tokens differ from the environment's own state, "
-                f"which took {end - start} tokens of a span of {len(span.tokens)} and added {episode.length - end}. "
+                f"which took {end - start} tokens of a span of {len(action)} and added {episode.length - end}. "
                 f"The observation has {len(new)} new tokens. Make the environment with observation='new'. A wrapper "
                 "that rewrites the context on purpose must return all of it and set info['context_rewritten']"
             )
