@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from agent_r1 import ArgumentError, Task, ToolEnv, serve
 from agent_r1.serve import create_app
+from agent_r1.server import guard, sessions, wire
 
 WORLD = "AgentR1/CraftWorld-v0"
 TOKEN = "a-token-of-tests"
@@ -100,7 +101,7 @@ def test_numbers_arrive_as_they_left(client):
     info = client.post(f"{path}/step", json={"text": "<answer>1</answer>"}).json()["info"]
     assert info["metrics"] == {"odd": 0.1 + 0.2, "none": None}
     odd = {"a": math.nan, "b": -math.inf, "c": 1e-320}
-    assert str(json.loads(serve._json(odd).body)) == str(odd)
+    assert str(json.loads(wire.json_response(odd).body)) == str(odd)
 
 
 def test_snapshots_stay_on_the_server_and_continue_there(client):
@@ -119,10 +120,10 @@ def test_snapshots_stay_on_the_server_and_continue_there(client):
 
 
 def test_the_number_of_snapshots_is_bounded(monkeypatch):
-    monkeypatch.setattr(serve, "MAX_SNAPSHOTS", 3)
-    sessions = serve.Sessions([WORLD], {}, [], 1, 1.0)
-    names = [sessions.keep(("kind",), i) for i in range(5)]
-    assert list(sessions.snapshots) == names[2:] and sessions.kept(("kind",), names[2]) == 2
+    monkeypatch.setattr(sessions, "MAX_SNAPSHOTS", 3)
+    kept = sessions.Sessions([WORLD], {}, [], 1, 1.0)
+    names = [kept.keep(("kind",), i) for i in range(5)]
+    assert list(kept.snapshots) == names[2:] and kept.kept(("kind",), names[2]) == 2
 
 
 def test_sessions_are_bounded_and_a_closed_one_makes_room(client):
@@ -171,7 +172,7 @@ def test_a_slow_tool_delays_its_own_session_only(server, client):
         (b'{"message": {"role": "system"}}', 422),
         (b'{"message": {"content": "", "tool_calls": "x"}}', 422),
         (b'{"text": "x", "more": 1}', 422),
-        (b'{"text": "' + b"x" * (serve.MAX_BODY_BYTES + 1) + b'"}', 413),
+        (b'{"text": "' + b"x" * (guard.MAX_BODY_BYTES + 1) + b'"}', 413),
     ],
 )
 def test_a_body_that_is_none_is_refused_and_the_session_goes_on(client, body, status):
@@ -258,8 +259,9 @@ def test_others_are_served_with_a_token_only(tmp_path, monkeypatch):
 
 def test_a_client_that_does_not_send_is_dropped():
     code = (
-        "import sys; from agent_r1 import serve; from agent_r1_tools import http_limits; serve.BODY_SECONDS = 0.3;"
-        "http_limits.HEADER_SECONDS = 0.3; serve.main(sys.argv[1:])"
+        "import sys; from agent_r1 import serve; from agent_r1_tools import http_limits;"
+        "from agent_r1.server import guard;"
+        "guard.BODY_SECONDS = http_limits.HEADER_SECONDS = 0.3; serve.main(sys.argv[1:])"
     )
     port = free_port()
     words = [sys.executable, "-c", code, WORLD, "--port", str(port)]

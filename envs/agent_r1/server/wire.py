@@ -1,0 +1,140 @@
+"""The bodies of requests, and what an environment answers to them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import HTTPException, Request, Response
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agent_r1.loops import new_messages
+from agent_r1.text.chat import encode_turn
+from agent_r1.tool_env import ToolEnv
+
+Form = TypeVar("Form", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewSession(_Body):
+    """The body of POST /sessions."""
+
+    env_id: str
+    kwargs: dict[str, Any] = {}
+    tokenizer: str | None = None  # a fingerprint; None for a session of texts or messages
+
+
+class Numbered(_Body):
+    """A request that must not act twice: a client that lost the answer sends it again under the same number."""
+
+    number: int | None = None
+
+
+class Reset(Numbered):
+    """The body of POST /sessions/NAME/reset."""
+
+    seed: int | None = None
+    task_index: int | None = None
+    max_turns: int | None = None
+
+
+class Step(Numbered):
+    """The body of POST /sessions/NAME/step: one of the three."""
+
+    tokens: list[int] | None = None
+    text: str | None = None
+    message: dict[str, Any] | None = None
+
+
+class Restore(Numbered):
+    """The body of POST /sessions/NAME/restore."""
+
+    snapshot: str
+
+
+async def read_form(request: Request, form: type[Form]) -> Form:
+    try:
+        return form.model_validate_json(await request.body() or b"{}")
+    except (ValidationError, RecursionError) as error:
+        detail: Any = "the body is nested too deeply"
+        if isinstance(error, ValidationError):
+            detail = error.errors(include_url=False, include_input=False, include_context=False)[:5]
+        raise HTTPException(422, detail) from None
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Write numbers so that Python reads the same ones, NaN and infinity included."""
+    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
+
+
+def about(env: ToolEnv) -> dict[str, Any]:
+    return {
+        "num_tasks": env.num_tasks,
+        "splits": dict(env.splits),
+        "split": env.split,
+        "dialect": env.dialect.name,
+        "schemas": env.schemas,
+        "max_turns": env.max_turns,
+        "max_context_tokens": env.max_context_tokens,
+        "max_action_tokens": env.max_action_tokens,
+        "unfinished_reward": env.unfinished_reward,
+    }
+
+
+def state_of(env: ToolEnv) -> dict[str, Any]:
+    episode = env.episode
+    return {
+        "tokens": env._observation().tolist(),
+        "messages": env.messages,
+        "turn": episode.turn,
+        "over": episode.over,
+        "max_new_tokens": env.room,
+    }
+
+
+def reset(env: ToolEnv, asked: Reset) -> dict[str, Any]:
+    options = {"task_index": asked.task_index, "max_turns": asked.max_turns}
+    state, info = env.reset(
+        seed=asked.seed, options={name: value for name, value in options.items() if value is not None}
+    )
+    return {
+        "tokens": state.tolist(),
+        "info": info,
+        "schemas": env.schemas,
+        "messages": env.episode.messages,
+        "chat": env.messages,
+        "task_index": env.episode.task_index,
+        "max_turns": env.episode.max_turns,
+        "question": env.task.question,
+        "instructions": env.instructions if env.task.instructions is None else env.task.instructions,
+    }
+
+
+def step(env: ToolEnv, asked: Step) -> dict[str, Any]:
+    given = [value for value in (asked.tokens, asked.text, asked.message) if value is not None]
+    if len(given) != 1:
+        raise ValueError("give one of tokens, text and message")
+    if asked.text is not None:
+        span = encode_turn(env, asked.text, env.room)
+    elif asked.message is not None:
+        span = env.encode_reply(asked.message)
+    else:
+        span = env.action_space.read(np.array(asked.tokens, np.int64))  # type: ignore[attr-defined]
+    start, messages = env.episode.length, len(env.episode.messages)
+    state, reward, terminated, truncated, info = env.step(span)
+    end = env.episode.turns[-1][1]
+    return {
+        "span": state[start:end].tolist() if asked.tokens is None else end - start,
+        "new": state[end:].tolist(),
+        "reward": reward,
+        "terminated": terminated,
+        "truncated": truncated,
+        "info": info,
+        "schemas": env.schemas,
+        "messages": env.episode.messages[messages:],
+        "chat": new_messages(env),
+    }
