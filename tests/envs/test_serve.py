@@ -260,8 +260,7 @@ def test_others_are_served_with_a_token_only(tmp_path, monkeypatch):
 def test_a_client_that_does_not_send_is_dropped():
     code = (
         "import sys; from agent_r1 import serve; from agent_r1_tools import http_limits;"
-        "from agent_r1.server import guard;"
-        "guard.BODY_SECONDS = http_limits.HEADER_SECONDS = 0.3; serve.main(sys.argv[1:])"
+        "http_limits.BODY_SECONDS = http_limits.HEADER_SECONDS = 0.3; serve.main(sys.argv[1:])"
     )
     port = free_port()
     words = [sys.executable, "-c", code, WORLD, "--port", str(port)]

@@ -14,8 +14,14 @@ import agent_r1
 from agent_r1.server import wire
 from agent_r1.server.guard import Guard
 from agent_r1.server.sessions import Sessions, outcome
-from agent_r1.server.wire import Form, json_response, read_form
+from agent_r1.server.wire import json_response
 from agent_r1.tool_env import ToolEnv
+from agent_r1_tools.http_limits import Form, read_form
+
+
+async def read(request: Request, form: type[Form]) -> Form:
+    """Read the body of a request; none is an empty object. Raises HTTPException 422."""
+    return read_form(form, await request.body() or b"{}")
 
 
 def create_app(
@@ -87,7 +93,7 @@ def create_app(
 
     @app.post("/sessions", status_code=201)
     async def create(request: Request) -> Response:
-        name, session = await sessions.create(await read_form(request, wire.NewSession))
+        name, session = await sessions.create(await read(request, wire.NewSession))
         return json_response({"session": name, **wire.about(session.env)}, 201)
 
     @app.delete("/sessions/{name}")
@@ -104,25 +110,25 @@ def create_app(
 
     @app.post("/sessions/{name}/reset")
     async def reset(name: str, request: Request) -> Response:
-        return await answer(name, await read_form(request, wire.Reset), lambda env, asked: wire.reset(env, asked))
+        return await answer(name, await read(request, wire.Reset), lambda env, asked: wire.reset(env, asked))
 
     @app.post("/sessions/{name}/step")
     async def step(name: str, request: Request) -> Response:
-        return await answer(name, await read_form(request, wire.Step), lambda env, asked: wire.step(env, asked))
+        return await answer(name, await read(request, wire.Step), lambda env, asked: wire.step(env, asked))
 
     @app.post("/sessions/{name}/cut_off")
     async def cut_off(name: str, request: Request) -> Response:
-        return await answer(name, await read_form(request, wire.Numbered), lambda env, _: env.cut_off())
+        return await answer(name, await read(request, wire.Numbered), lambda env, _: env.cut_off())
 
     @app.post("/sessions/{name}/snapshot")
     async def snapshot(name: str, request: Request) -> Response:
         kind = sessions.find(name).kind
-        asked = await read_form(request, wire.Numbered)
+        asked = await read(request, wire.Numbered)
         return await answer(name, asked, lambda env, _: {"snapshot": sessions.keep(kind, env.get_state())})
 
     @app.post("/sessions/{name}/restore")
     async def restore(name: str, request: Request) -> Response:
-        asked, session = await read_form(request, wire.Restore), sessions.find(name)
+        asked, session = await read(request, wire.Restore), sessions.find(name)
         kept = sessions.kept(session.kind, asked.snapshot)
 
         def act(env: ToolEnv, _: wire.Restore) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 import json
@@ -10,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from fastapi import HTTPException
+
 from agent_r1.remote import TOKEN_VARIABLE
+from agent_r1_tools.http_limits import Bodies
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-MAX_HELD_BYTES = 64 * 1024 * 1024
-"""The maximum of all bodies that are being read."""
-BODY_SECONDS = 30.0
-"""The time in which a body must arrive."""
 
 
 class Guard:
@@ -30,7 +28,7 @@ class Guard:
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app, self._token = app, token
-        self._held = 0  # bytes
+        self._bodies = Bodies(MAX_BODY_BYTES)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -66,28 +64,12 @@ class Guard:
 
     async def _with_body(self, scope: Any, receive: Any, send: Any) -> None:
         """Read the whole body within its limits, then let the application answer."""
-        data = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while True:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        return  # the client has gone
-                    data += message.get("body", b"")
-                    self._held += len(message.get("body", b""))
-                    if len(data) > MAX_BODY_BYTES:
-                        await self._refuse(scope, send, 413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-                        return
-                    if self._held > MAX_HELD_BYTES:
-                        await self._refuse(scope, send, 429, "too many bodies are being read")
-                        return
-                    if not message.get("more_body"):
-                        break
-        except TimeoutError:
-            await self._refuse(scope, send, 408, f"the body did not come within {BODY_SECONDS:g} seconds")
+            data = await self._bodies.read(receive)
+        except HTTPException as error:
+            await self._refuse(scope, send, error.status_code, error.detail)
             return
-        finally:
-            self._held -= len(data)
+        self._bodies.free(data)
         read = False
 
         async def receive_again() -> Any:
@@ -95,7 +77,7 @@ class Guard:
             if read:
                 return await receive()
             read = True
-            return {"type": "http.request", "body": bytes(data), "more_body": False}
+            return {"type": "http.request", "body": data, "more_body": False}
 
         await self._app(scope, receive_again, send)
 

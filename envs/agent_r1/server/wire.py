@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from fastapi import HTTPException, Request, Response
-from pydantic import BaseModel, ConfigDict, ValidationError
+from fastapi import Response
+from pydantic import BaseModel, ConfigDict
 
 from agent_r1.loops import new_messages
 from agent_r1.text.chat import encode_turn
 from agent_r1.tool_env import ToolEnv
-
-Form = TypeVar("Form", bound=BaseModel)
 
 
 class _Body(BaseModel):
@@ -54,16 +52,6 @@ class Restore(Numbered):
     """The body of POST /sessions/NAME/restore."""
 
     snapshot: str
-
-
-async def read_form(request: Request, form: type[Form]) -> Form:
-    try:
-        return form.model_validate_json(await request.body() or b"{}")
-    except (ValidationError, RecursionError) as error:
-        detail: Any = "the body is nested too deeply"
-        if isinstance(error, ValidationError):
-            detail = error.errors(include_url=False, include_input=False, include_context=False)[:5]
-        raise HTTPException(422, detail) from None
 
 
 def json_response(content: Any, status: int = 200) -> Response:
