@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict
 
 from agent_r1.loops import new_messages
-from agent_r1.text.chat import encode_turn
+from agent_r1.text.chat import action_span
 from agent_r1.tool_env import ToolEnv
 
 
@@ -103,15 +102,7 @@ def reset(env: ToolEnv, asked: Reset) -> dict[str, Any]:
 
 
 def step(env: ToolEnv, asked: Step) -> dict[str, Any]:
-    given = [value for value in (asked.tokens, asked.text, asked.message) if value is not None]
-    if len(given) != 1:
-        raise ValueError("give one of tokens, text and message")
-    if asked.text is not None:
-        span = encode_turn(env, asked.text, env.room)
-    elif asked.message is not None:
-        span = env.encode_reply(asked.message)
-    else:
-        span = env.action_space.read(np.array(asked.tokens, np.int64))  # type: ignore[attr-defined]
+    span = action_span(env, text=asked.text, message=asked.message, tokens=asked.tokens)
     start, messages = env.episode.length, len(env.episode.messages)
     state, reward, terminated, truncated, info = env.step(span)
     end = env.episode.turns[-1][1]
