@@ -101,8 +101,14 @@ def read_form(form: type[Form], data: bytes) -> Form:
     except RecursionError:
         raise HTTPException(422, "the body is nested too deeply") from None
     except ValidationError as error:
-        problems: Any = error.errors(include_url=False, include_input=False, include_context=False)[:5]
-        raise HTTPException(422, problems) from None
+        found = error.errors(include_url=False, include_input=False, include_context=False)[:5]
+        raise HTTPException(422, [_short(dict(problem)) for problem in found]) from None
+
+
+def _short(problem: dict[str, Any]) -> dict[str, Any]:
+    """Cut the names and texts that come from the client."""
+    place = [part[:100] if isinstance(part, str) else part for part in problem["loc"][:10]]
+    return {"type": problem["type"], "loc": place, "msg": problem["msg"][:300]}
 
 
 def _refusal(status: int, problem: str) -> HTTPException:

@@ -3,7 +3,8 @@
 | module | content |
 |---|---|
 | `app` | the routes, as an ASGI application |
-| `sessions` | environments on their threads, and their snapshots |
+| `sessions` | environments on their threads |
+| `snapshots` | states of episodes, by names that cannot be guessed |
 | `wire` | the bodies of requests, and what an environment answers |
 | `guard` | the checks before every request |
 """

@@ -23,7 +23,7 @@ class Guard:
     Args:
         app: an ASGI application.
         token: what a client must send as `Authorization: Bearer TOKEN`. None: the client must name a loopback host, and
-            must not be a page in a browser, which sends its origin.
+            must not be a page in a browser, which sends its origin or its site.
     """
 
     def __init__(self, app: Any, token: str | None) -> None:
@@ -47,7 +47,7 @@ class Guard:
             given = headers.get(b"authorization", b"")
             right = hmac.compare_digest(given, b"Bearer " + self._token.encode())
             return None if right else (401, f"wrong or missing token: send Authorization: Bearer ${TOKEN_VARIABLE}")
-        if b"origin" in headers:
+        if b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             return 403, "pages in browsers are not served without a token"
         if not is_loopback(headers.get(b"host", b"").decode("latin-1")):
             return 403, "without a token only this machine is served: ask for 127.0.0.1"
@@ -69,7 +69,6 @@ class Guard:
         except HTTPException as error:
             await self._refuse(scope, send, error.status_code, error.detail)
             return
-        self._bodies.free(data)
         read = False
 
         async def receive_again() -> Any:
@@ -79,7 +78,10 @@ class Guard:
             read = True
             return {"type": "http.request", "body": data, "more_body": False}
 
-        await self._app(scope, receive_again, send)
+        try:
+            await self._app(scope, receive_again, send)
+        finally:
+            self._bodies.free(data)
 
 
 def is_loopback(host: str) -> bool:

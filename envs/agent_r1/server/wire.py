@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fastapi import Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.loops import new_messages
 from agent_r1.text.chat import action_span
@@ -25,16 +25,20 @@ class NewSession(_Body):
     tokenizer: str | None = None  # a fingerprint; None for a session of texts or messages
 
 
+class Empty(_Body):
+    """The body of POST /sessions/NAME/fork."""
+
+
 class Numbered(_Body):
     """A request that must not act twice: a client that lost the answer sends it again under the same number."""
 
-    number: int | None = None
+    number: int | None = Field(None, ge=0, lt=2**53)
 
 
 class Reset(Numbered):
     """The body of POST /sessions/NAME/reset."""
 
-    seed: int | None = None
+    seed: int | None = Field(None, ge=0)
     task_index: int | None = None
     max_turns: int | None = None
 
@@ -53,9 +57,20 @@ class Restore(Numbered):
     snapshot: str
 
 
-def json_response(content: Any, status: int = 200) -> Response:
-    """Write numbers so that Python reads the same ones, NaN and infinity included."""
-    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
+def to_json(content: Any) -> str:
+    """Write numbers so that Python reads the same ones, NaN and infinity included. NumPy's become Python's."""
+    return json.dumps(content, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"the environment's answer has a {type(value).__name__}, which JSON cannot write")
+
+
+def respond(text: str, status: int = 200) -> Response:
+    """Return an answer whose text is JSON."""
+    return Response(text, status, media_type="application/json")
 
 
 def about(env: ToolEnv) -> dict[str, Any]:
