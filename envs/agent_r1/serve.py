@@ -10,12 +10,12 @@ unpickled: snapshots stay here, under names that cannot be guessed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, json_object
 from agent_r1.remote import TOKEN_VARIABLE
 
 try:
@@ -34,10 +34,10 @@ def main(words: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(prog="python -m agent_r1.serve", description="Serve environments over HTTP.")
     parser.add_argument("env_ids", nargs="+", metavar="ENV_ID", help='an id, or "module:id"')
-    parser.add_argument("--env-kwargs", type=json.loads, default={}, help="arguments of all environments, as JSON")
+    parser.add_argument("--env-kwargs", type=json_object, default={}, help="arguments of all environments, as JSON")
     parser.add_argument("--tokenizer", nargs="+", default=[], help="names or folders that clients may use")
     parser.add_argument("--host", default="127.0.0.1", help="another address than loopback needs a token")
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--port", type=int, default=8080, help="0: a free one")
     parser.add_argument("--token-file", type=Path, help=f"its first line is the token; default: ${TOKEN_VARIABLE}")
     parser.add_argument("--max-sessions", type=int, default=64)
     parser.add_argument("--idle-seconds", type=float, default=600.0, help="after which a silent session is closed")
@@ -46,7 +46,10 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     token = os.environ.get(TOKEN_VARIABLE) or None
     if args.token_file is not None:
-        token = args.token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        try:
+            token = args.token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"--token-file cannot be read: {error}; give a text file") from None
         if not token:
             raise SystemExit(f"--token-file {args.token_file} is empty")
     if token is None and not is_loopback(f"[{args.host}]" if ":" in args.host else args.host):
@@ -60,8 +63,26 @@ def main(words: Sequence[str] | None = None) -> None:
         )  # fmt: skip
     except (ArgumentError, ImportError) as error:
         raise SystemExit(str(error)) from None
-    print(f"http://{args.host}:{args.port} serves {', '.join(args.env_ids)}", flush=True)
-    uvicorn.run(app, host=args.host, port=args.port, log_level="warning", http=Impatient)
+    listener = _listen(args.host, args.port)
+    host, port = f"[{args.host}]" if ":" in args.host else args.host, listener.getsockname()[1]
+    print(f"http://{host}:{port} serves {', '.join(args.env_ids)}", flush=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", http=Impatient))
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        return
+    if not server.started:
+        raise SystemExit("the server did not start; its messages are above")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that accepts connections: clients that connect early wait. Raises SystemExit if there is none."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        remedy = "give an address of this machine, and a free port from 0 to 65535"
+        raise SystemExit(f"--host {host} --port {port}: {error}; {remedy}") from None
 
 
 if __name__ == "__main__":

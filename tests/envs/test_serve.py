@@ -246,18 +246,29 @@ def test_an_address_that_a_user_typed_is_answered(site):
         assert client.get("/health", headers={"Sec-Fetch-Site": site}).status_code == 200
 
 
-def test_others_are_served_with_a_token_only(tmp_path, monkeypatch):
+def test_wrong_command_lines_end_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
     (tmp_path / "empty").write_text("\n")
-    for words, said in [
-        ([WORLD, "--host", "0.0.0.0"], "set AGENT_R1_SERVER_TOKEN"),
-        ([WORLD, "--token-file", str(tmp_path / "empty")], "is empty"),
-        ([WORLD, "--max-sessions", "0"], "at least 1"),
-        (["AgentR1/Nothing-v0"], "no such environment"),
-        ([WORLD, "--env-kwargs", '{"split": "x"}', "--tokenizer", "/nothing"], ""),
-    ]:
-        with pytest.raises((SystemExit, ArgumentError, OSError), match=said or None):
-            serve.main(words)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for words, said in [
+            ([WORLD, "--host", "0.0.0.0"], "set AGENT_R1_SERVER_TOKEN"),
+            ([WORLD, "--token-file", str(tmp_path / "empty")], "is empty"),
+            ([WORLD, "--token-file", "/nope"], "--token-file cannot be read.*No such file.*; give a text file"),
+            ([WORLD, "--max-sessions", "0"], "at least 1"),
+            (["AgentR1/Nothing-v0"], "no such environment"),
+            ([WORLD, "--tokenizer", "/nope"], "--tokenizer /nope: there is no folder /nope"),
+            ([WORLD, "--env-kwargs", '{"split": "x"}'], "has no split 'x'"),
+            ([WORLD, "--env-kwargs", '{"nothing": 1}'], "unexpected keyword argument 'nothing'"),
+            ([WORLD, "--port", "99999"], "--port 99999: .*; give an address of this machine, and a free port"),
+            ([WORLD, "--port", str(taken.getsockname()[1])], "a free port"),
+        ]:
+            with pytest.raises(SystemExit, match=said):
+                serve.main(words)
+    for text in ("[1]", "{", "[" * 9_999):
+        with pytest.raises(SystemExit):
+            serve.main([WORLD, "--env-kwargs", text])
+        assert "argument --env-kwargs: must be a JSON object, such as" in capsys.readouterr().err
+    assert capsys.readouterr().out == ""  # nothing is served
 
 
 def test_ids_are_made_at_the_start():
