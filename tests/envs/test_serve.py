@@ -334,15 +334,15 @@ def test_mcp_clients_play_at_the_same_address_with_the_same_token():
     server.stop()
 
 
-def test_clients_of_openenv_play_at_the_same_address():
+def test_clients_of_openenv_play_at_the_same_address_with_the_same_token():
     pytest.importorskip("openenv")
-    from websockets.sync.client import connect
+    from agent_r1.adapters.openenv import OpenEnvClient
 
-    server = Server([WORLD], openenv=True)
-    address = server.url.replace("http", "ws")
-    with connect(f"{address}/openenv/ws") as client:
-        client.send(json.dumps({"type": "reset", "data": {"index": 3}}))
-        observation = json.loads(client.recv())["data"]["observation"]
-        assert observation["messages"]
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    server = Server([WORLD], openenv=True, token=TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with OpenEnvClient(f"{server.url}/openenv", headers=headers) as env:
+        assert env.reset(index=3).observation.messages
+    with pytest.raises(ConnectionError), OpenEnvClient(f"{server.url}/openenv") as env:
+        env.reset()
+    assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
     server.stop()
