@@ -153,7 +153,8 @@ def create_app(
         try:
             await other.call(lambda: other.env.set_state(state))
         except BaseException:
-            sessions.close(other_name)
+            if other_name in sessions.open:
+                sessions.close(other_name)
             raise
         return respond(to_json({"session": other_name, **about}), 201)
 
