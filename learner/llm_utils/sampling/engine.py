@@ -69,13 +69,23 @@ class Engine(Protocol):
         """Return True while a span is being sampled, or waits to be returned by `step`."""
 
     def twin(self, temperature: float) -> Self:
-        """Return an evaluation engine: the same weights, its own rows and its own temperature."""
+        """Return an evaluation engine: the same weights, its own rows and its own temperature.
+
+        Its spans carry the same figures, and top-p is the same.
+        """
 
     def fork(self, slot: int, new: int, seed: Any) -> None:
         """Copy `slot`'s row to the slot `new`, which continues with its own random numbers.
 
-        Both have completed their span and wait for `feed`, which continues each independently.
+        Both have completed their span and wait for `feed`, which continues each independently. Raise RuntimeError if
+        one of them is being sampled.
         """
 
     def close(self) -> None:
         """Stop everything that the engine runs."""
+
+
+def check_fork(slot: int, new: int, sampled: Iterable[int]) -> None:
+    """Raise RuntimeError if one of the two slots of a fork is among the `sampled` ones."""
+    if busy := {slot, new}.intersection(sampled):
+        raise RuntimeError(f"slot {min(busy)} is being sampled, but only rows that wait for `feed` can be forked")

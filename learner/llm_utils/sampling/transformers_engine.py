@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from llm_utils.sampling.deterministic import cumulative_sum
-from llm_utils.sampling.engine import Span
+from llm_utils.sampling.engine import Span, check_fork
 from llm_utils.sampling.slot_states import make_slots
 
 Array = np.ndarray
@@ -61,8 +61,9 @@ class TransformersEngine:
     def twin(self, temperature: float) -> TransformersEngine:
         """Return an evaluation engine with the same weights and its own rows. Its rows must have ended before the
         weights are updated."""
-        shape = self.slots.model, self.slots.num_slots, self.slots.vocab_size
-        self.twins.append(TransformersEngine(*shape, temperature, longest_row=self.slots.longest_row))
+        slots = self.slots
+        shape = slots.model, slots.num_slots, slots.vocab_size, temperature, self.top_p
+        self.twins.append(TransformersEngine(*shape, self.entropies, self.top_logprobs, slots.longest_row))
         return self.twins[-1]
 
     @torch.no_grad()
@@ -93,7 +94,9 @@ class TransformersEngine:
         self.stops[slot, : len(stop_token_ids)] = stop_token_ids
 
     def fork(self, slot: int, new: int, seed: Any) -> None:
-        """Copy `slot`'s row to the slot `new`, which continues with its own random numbers."""
+        """Copy `slot`'s row to the slot `new`, which continues with its own random numbers. Raise RuntimeError while
+        one of them is being sampled."""
+        check_fork(slot, new, {*self.pending, *np.flatnonzero(self.writing).tolist()})
         self.slots.copy(slot, new)
         self.last[new] = self.last[slot]
         self.generators[new], self.noise_used[new] = np.random.default_rng(seed), NOISE

@@ -241,7 +241,7 @@ def test_fork_copies_the_row(server, connect):
     engine.fork(0, 2, seed=9)
     for slot in (0, 2):
         engine.feed(slot, np.array([1]), 2, [])
-        with pytest.raises(ValueError, match=f"slot {slot} is being sampled"):
+        with pytest.raises(RuntimeError, match=f"slot {slot} is being sampled"):
             engine.fork(slot, 3, seed=1)
         while engine.busy:
             engine.step()
