@@ -17,14 +17,14 @@ def make_engine(
     entropies: bool = False, top_logprobs: int = 0,
 ) -> Engine:  # fmt: skip
     """Return the engine that `--engine` names, with `--num-envs` slots and rows of at most `longest_row` tokens. The
-    transformers engine samples from `model`.
+    transformers engine samples from `model`. `entropies` and `top_logprobs` add these figures to spans.
 
     `entropies` and `top_logprobs` (a number of tokens) add these figures to spans, as `Engine` describes.
 
     vLLM is imported here and nowhere else. Raise SystemExit if engine and model do not fit.
     """
-    sampling: dict[str, Any] = {"entropies": entropies, "top_logprobs": top_logprobs}
-    sampling |= {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}
+    sampling = {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}
+    sampling |= {"entropies": entropies, "top_logprobs": top_logprobs}
     if args.engine == "transformers":
         check_layers(model.config, longest_row)
         return TransformersEngine(model, args.num_envs, vocab_size, **sampling, longest_row=longest_row)

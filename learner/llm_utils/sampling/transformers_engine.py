@@ -61,9 +61,9 @@ class TransformersEngine:
     def twin(self, temperature: float) -> TransformersEngine:
         """Return an evaluation engine with the same weights and its own rows. Its rows must have ended before the
         weights are updated."""
-        slots = self.slots
-        shape = slots.model, slots.num_slots, slots.vocab_size, temperature, self.top_p
-        self.twins.append(TransformersEngine(*shape, self.entropies, self.top_logprobs, slots.longest_row))
+        shape = self.slots.model, self.slots.num_slots, self.slots.vocab_size
+        figures = self.top_p, self.entropies, self.top_logprobs
+        self.twins.append(TransformersEngine(*shape, temperature, *figures, longest_row=self.slots.longest_row))
         return self.twins[-1]
 
     @torch.no_grad()
@@ -96,7 +96,7 @@ class TransformersEngine:
     def fork(self, slot: int, new: int, seed: Any) -> None:
         """Copy `slot`'s row to the slot `new`, which continues with its own random numbers. Raise RuntimeError while
         one of them is being sampled."""
-        check_fork(slot, new, {*self.pending, *np.flatnonzero(self.writing).tolist()})
+        check_fork(slot, new, (*self.pending, *np.flatnonzero(self.writing)))
         self.slots.copy(slot, new)
         self.last[new] = self.last[slot]
         self.generators[new], self.noise_used[new] = np.random.default_rng(seed), NOISE

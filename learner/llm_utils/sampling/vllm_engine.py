@@ -89,7 +89,7 @@ class TokenEngine:
         self.done: list[Span] = []
 
     def twin(self, temperature: float) -> Self:
-        """Return an evaluation engine: the same weights, its own rows and its own temperature."""
+        """Return an evaluation engine: the same weights and figures, its own rows and temperature."""
         other = copy.copy(self)
         other.temperature = temperature
         other._forget()

@@ -186,9 +186,7 @@ def test_what_the_server_says_is_in_the_message(server, connect):
         engine.update([], 4)
 
 
-@pytest.mark.parametrize(
-    "device, in_parts, seeded", [("cuda", True, True), ("cpu", False, True), ("cpu", True, False)]
-)
+@pytest.mark.parametrize("device, in_parts, seeded", [("cuda", True, True), ("cpu", False, True), ("cpu", True, False)])
 def test_requests_are_seeded_where_that_does_not_stop_the_server(server, connect, capsys, device, in_parts, seeded):
     server.config["device_config"]["device"] = device
     server.config["scheduler_config"]["enable_chunked_prefill"] = in_parts
