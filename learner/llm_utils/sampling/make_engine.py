@@ -19,8 +19,6 @@ def make_engine(
     """Return the engine that `--engine` names, with `--num-envs` slots and rows of at most `longest_row` tokens. The
     transformers engine samples from `model`. `entropies` and `top_logprobs` add these figures to spans.
 
-    `entropies` and `top_logprobs` (a number of tokens) add these figures to spans, as `Engine` describes.
-
     vLLM is imported here and nowhere else. Raise SystemExit if engine and model do not fit.
     """
     sampling = {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}

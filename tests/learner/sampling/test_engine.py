@@ -249,27 +249,9 @@ def test_entropies_and_top_log_probabilities_are_those_of_the_model(policy, voca
     top = expected.topk(5, -1)
     np.testing.assert_allclose(span.top_logprobs, top.values, atol=1e-4)
     assert (span.top_tokens == top.indices.numpy()).mean() > 0.95  # equal ones may change places
-    twin = engine.twin(temperature=0.0)  # an evaluation reports the same figures
-    twin.feed(0, prompt, 3, [], seed=[3])
-    span = write(twin, [0])[0]
-    assert span.entropies.shape == (3,) and span.top_logprobs.shape == (3, 5)
-    plain = TransformersEngine(policy, 1, vocab_size, top_p=0.9)
-    assert plain.twin(temperature=1.0).top_p == 0.9
+    plain = TransformersEngine(policy, 1, vocab_size)
     plain.feed(0, prompt, 3, [], seed=[3])
     assert write(plain, [0])[0].entropies is None
-
-
-def test_a_row_that_is_sampled_is_not_forked(policy, vocab_size):
-    """A copy of half a span would continue a row that no `feed` ended."""
-    engine = TransformersEngine(policy, 3, vocab_size)
-    engine.feed(1, np.arange(5, dtype=np.int32), 9, [], seed=[1])
-    for _ in range(2):  # before its first forward, and while it decodes
-        for slots in ((1, 2), (2, 1)):
-            with pytest.raises(RuntimeError, match="slot 1 is being sampled"):
-                engine.fork(*slots, seed=[2])
-        engine.step()
-    write(engine, [1])
-    engine.fork(1, 2, seed=[2])
 
 
 def test_a_fork_goes_on_from_the_same_row_with_other_random_numbers(policy, vocab_size):

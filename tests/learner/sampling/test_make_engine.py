@@ -23,17 +23,6 @@ def test_vllm_makes_room_for_the_longest_row(monkeypatch):
     assert made["entropies"] and made["top_logprobs"] == 4
 
 
-def test_figures_of_spans_are_passed_on(monkeypatch, policy, vocab_size):
-    made = {}
-    monkeypatch.setattr(vllm_engine, "VLLMEngine", lambda *args, **kwargs: made.update(kwargs))
-    figures = {"entropies": True, "top_logprobs": 4}
-    make_engine(SimpleNamespace(**ARGS, cuda=True), "any", 10, None, None, **figures)
-    assert made | figures == made
-    args = SimpleNamespace(**ARGS | {"engine": "transformers"})
-    engine = make_engine(args, "any", vocab_size, policy, None, **figures)
-    assert engine.entropies and engine.top_logprobs == 4
-
-
 def test_vllm_on_a_gpu_is_refused_without_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(SystemExit, match="--engine vllm would use the GPU in spite of --no-cuda"):
