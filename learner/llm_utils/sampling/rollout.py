@@ -154,6 +154,7 @@ class Sampler:
         row.stats |= {"sampled_tokens": int(row.action_mask.sum()), "tokens": len(row.tokens)}
         row.stats |= task_metrics(info.get("metrics", {}), row.stats)
         row.record |= episode_record(self.envs.envs[slot], info)
+        row.answers = self.envs.envs[slot].task.answers
         self.done[row.episode] = row
         self.free.append(slot)
         self.on_done()
