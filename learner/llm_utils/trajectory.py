@@ -53,6 +53,8 @@ class Trajectory:
     stats: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OF_TURNS, 0))  # and the task's metrics
     reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
     record: dict[str, Any] = field(default_factory=dict)  # from `episode_record`, for people
+    answers: Sequence[str] = ()  # the task's gold answers, which no policy reads
+    critic_prefix: Array = field(default_factory=lambda: np.zeros(0, np.int32))  # before `tokens`, for the critic
     parent: int | None = None  # the episode whose beginning this one continues; None: it begins at the prompt
     branch_turn: int = 0  # number of turns that are copied from the parent
     copied: int = 0  # number of tokens that are copied from the parent, the prompt included

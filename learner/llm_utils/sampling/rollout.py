@@ -205,6 +205,7 @@ class Sampler:
         row.tokens = np.concatenate([row.tokens, action] if rewritten else [row.tokens, action, new])
         if terminated or truncated:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
+            row.answers = self.envs.envs[slot].task.answers
             self._end(slot, info, episode_record(self.envs.envs[slot], info))
             return
         seed = None
