@@ -583,7 +583,8 @@ def train_bandit(entry: Entry, seed: int, steps: int = 4000, rate: float = 0.25,
 
 
 def bandits(seeds: int = 3, steps: int = 4000) -> dict[str, list[float]]:
-    kept = [e for e in ESTIMATORS if e.groups == 1 and not e.name.startswith("PPO")]  # with V = 0 it is REINFORCE++
+    kept = [e for e in ESTIMATORS if e.groups == 1 and not isinstance(e, Branched)]
+    kept = [e for e in kept if not e.name.startswith("PPO")]  # with V = 0 it is REINFORCE++
     return {entry.name: [train_bandit(entry, seed, steps) for seed in range(seeds)] for entry in kept}
 
 
