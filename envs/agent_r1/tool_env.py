@@ -25,11 +25,20 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer, read_tools
+from agent_r1.arguments import (
+    ArgumentError,
+    check_class,
+    check_constructor,
+    duration,
+    finite,
+    integer,
+    read_tools,
+)
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line, may_have_acted
-from agent_r1.rewards import paper_outcome, process_weights
+from agent_r1.potentials import OUTER_LIMIT, discount, potential_of
+from agent_r1.rewards import paper_outcome, process_weights, shaping_term
 from agent_r1.spaces import TokenSpan
 from agent_r1.text.chat import chat_messages, encode_turn, reply_text
 from agent_r1.text.tokenizers import load_tokenizer
@@ -69,6 +78,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_action_tokens: bound on one span, in tokens (default 2,048).
         process_reward: True for the class's `PROCESS_WEIGHTS`, a dict to change some of them, False for none.
         unfinished_reward: reward of an episode without an answer; None: that of a wrong format (equation 6).
+        shaping: the learner's discount per turn, gamma, from 0 to 1. Each turn then also pays `shaping`, which is
+            gamma * Phi(s') - Phi(s) with the task's `potential()` as Phi, and 0 as Phi at every end. None: not paid.
         fault_deadline: seconds for which an infrastructure error is retried; 0: no retry. A fault that persists ends
             the episode: reward 0, truncated, `info["truncation_reason"] == "fault"`, and `info["fault"]` names it.
         strict: raise the exceptions of a tool, except faults, with their traceback. The policy does not read them then.
@@ -111,6 +122,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_action_tokens: int | None = None,
         process_reward: bool | Mapping[str, float] = True,
         unfinished_reward: float | None = None,
+        shaping: float | None = None,
         fault_deadline: float = 60.0,
         strict: bool | None = None,
         render_mode: str | None = None,
@@ -141,6 +153,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
         self.unfinished_reward = None if unfinished_reward is None else finite("unfinished_reward", unfinished_reward)
+        self.shaping = None if shaping is None else discount(self, shaping)
         self.fault_deadline = duration("fault_deadline", fault_deadline)
         self.strict = strict
         self.render_mode = render_mode
@@ -309,7 +322,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Return the final info entries of an episode that something else cuts off, such as Gymnasium's TimeLimit.
 
         The episode is not a success, and nothing is paid. Its metrics are empty if the judge faults.
+
+        Raises ArgumentError with `shaping`: the reward of the last turn has a potential, which must be 0 at an end.
         """
+        if self.shaping is not None:
+            raise ArgumentError(OUTER_LIMIT)
         metrics: dict[str, float] = {}
         try:
             _, metrics = judged(self, call_on(self._session_thread, self.judge_answer, ""))
@@ -502,6 +519,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode, end = self.episode, TurnEnd(self, turn, self._reserve)
         first_message = len(episode.messages) - 1
         mark = episode.mark()
+        before = 0.0 if self.shaping is None or end.fault is not None else potential_of(self)
         try:
             call_on(self._session_thread, end.judge_turn, results)
             if end.fault is None:
@@ -511,6 +529,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 episode.malformed |= end.malformed
                 if end.terminated or end.truncated:
                     call_on(self._session_thread, end.judge_episode)
+                if self.shaping is not None:
+                    end.terms["shaping"] = shaping_term(
+                        self.shaping, before, potential_of(self), end.terminated or end.truncated
+                    )
                 self._check_judge()
         except Exception as error:
             if not is_fault(error):

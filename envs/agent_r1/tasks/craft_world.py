@@ -353,6 +353,10 @@ class CraftWorldEnv(Baselines, ToolEnv):
 
     # ------------------------------------------------------------------ judges
 
+    def potential(self) -> float:
+        """Return `progress` after the last judged call, from 0 to 1. The argument `shaping` pays its differences."""
+        return float(self.memory.get("progress", 0.0))
+
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
         """Return the call's change of `progress`. The made goal is the end: score 1 without waste, else 0."""
         before = self.memory.get("progress", 0.0)
