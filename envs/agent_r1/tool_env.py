@@ -36,6 +36,7 @@ from agent_r1.arguments import (
 )
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
+from agent_r1.experts import expert_calls, require_expert
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line, may_have_acted
 from agent_r1.potentials import OUTER_LIMIT, discount, potential_of
 from agent_r1.rewards import paper_outcome, process_weights, shaping_term
@@ -107,6 +108,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         "failed_call": -0.05,
         "repeated_call": -0.05,
         "no_action": 0.0,
+        "extra_call": 0.0,  # calls beyond the expert's number, in a success
     }
 
     def __init__(
@@ -152,6 +154,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         )
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
+        if self.process_weights.get("extra_call"):
+            require_expert(self)
         self.unfinished_reward = None if unfinished_reward is None else finite("unfinished_reward", unfinished_reward)
         self.shaping = None if shaping is None else discount(self, shaping)
         self.fault_deadline = duration("fault_deadline", fault_deadline)
@@ -580,6 +584,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._open(task, index, max_turns)
         call_on(self._session_thread, begin_sessions, self._with_others, {})
         call_on(self._session_thread, self.start_episode, task)
+        if self.process_weights.get("extra_call"):
+            self.episode.expert_calls = call_on(self._session_thread, expert_calls, self)
 
     def _make_task(self, index: int) -> Task:
         task: Any = self.make_task(index)

@@ -113,6 +113,10 @@ class TurnEnd:
         paid = env.judge_end(score, answer=answer, answer_ok=answer_ok, calls_ok=calls_ok)
         outcome = paid if isinstance(paid, Outcome) else Outcome(paid)
         self._add_judged(outcome.amounts)
+        if score >= 1 and env.episode.expert_calls is not None:
+            made = sum(map(len, env.episode.tool_calls)) + len(self.calls)
+            if made > env.episode.expert_calls:
+                self._add("extra_call", made - env.episode.expert_calls)
         besides: Any = outcome.besides
         if not isinstance(besides, Mapping):
             raise TypeError(f"judge_end of {type(env).__name__}: besides must be a dict of amounts, got {besides!r}")
