@@ -171,6 +171,7 @@ class Episode:
     memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
     fault: str | None = None  # the reason why the episode could not begin; its first turn ends it
     seed: int | None = None  # of its reset
+    thought: str = ""  # the text inside the thinking tags of the newest turn
     expert_calls: int | None = None  # calls of the expert's demonstration, where `extra_call` has a weight
     made: list[Made] = field(default_factory=list)  # calls of another loop (see `loops`)
 

@@ -453,6 +453,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         ids = span[:room].tolist()
         parsed = self.dialect.parse(ids, self.schemas)
         # A sampler cuts at the bound. A span that ends in the middle of a call or an answer did not fit.
+        episode.thought = parsed.thought
         overflow = span.size > room or (span.size == room and self._stop.isdisjoint(ids) and parsed.is_open)
         if overflow or episode.fault is not None:
             episode.messages.append({"role": "assistant", "content": self.tokenizer.decode(ids)})
