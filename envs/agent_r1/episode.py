@@ -121,6 +121,7 @@ class OpenTurn:
     answers: list[str] = field(default_factory=list)
     said: str = ""  # the visible text of a turn without calls
     judged: tuple[float, dict[str, float]] | None = None  # result of `judge_answer`, if it was called early
+    sound: bool | None = None  # whether the thought is, if the model of `think_judge` was asked early
     heard: tuple[Any] | None = None  # result of `user_turn`, if it was called early
     fault: str | None = None  # a fault that persists: the episode ends with this turn
 

@@ -25,6 +25,7 @@ PROCESS_WEIGHTS: Mapping[str, float] = {
     "failed_call": -0.05,
     "repeated_call": -0.05,
     "no_action": 0.0,
+    "unsound_thought": -0.05,  # thoughts that the model of `think_judge` rejects
     "extra_call": 0.0,  # calls beyond the expert's number, in a success
 }
 """Process terms of the question answering environments and what one unit of each pays."""
