@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from agent_r1.arguments import ArgumentError
 from agent_r1_tools import ToolFault
-from agent_r1_tools.exchange import is_address
 
 LONGEST_ANSWER = 2_000  # maximum number of characters for a judging model, as JSON
 LONGEST_THOUGHT = 20_000
@@ -48,6 +47,8 @@ class Judge(NamedTuple):
 
 def read_judge(name: str, value: Any) -> Judge:
     """Return a judge for an argument {"url": ..., "model": ...}. Raises ArgumentError for anything else."""
+    from agent_r1_tools.exchange import is_address  # it brings asyncio
+
     example = '{"url": "http://127.0.0.1:8000/v1", "model": "NAME"}'
     if not isinstance(value, Mapping) or {*value} != {"url", "model"}:
         raise ArgumentError(f"{name} must be a dict such as {example}, got {value!r:.200}")
