@@ -111,7 +111,3 @@ def run(force: bool = False) -> None:
         results.append(measure(price, seed))
         record_results(NAME, results, table(results), COMMAND, force, merged=True)
     print(table(results))
-
-
-if __name__ == "__main__":
-    run(force="--force" in sys.argv[1:])

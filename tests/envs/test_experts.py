@@ -4,6 +4,7 @@ import gymnasium as gym
 import pytest
 
 from agent_r1 import ArgumentError, Task, ToolEnv
+from agent_r1.baselines import Baselines
 
 WEIGHT = {"extra_call": -0.1}
 LOOK = '<tool_call>{"name": "inventory", "arguments": {}}</tool_call>'
@@ -62,6 +63,10 @@ class Silent(ToolEnv):
         return 1.0, {}
 
 
+class Mixed(Baselines, Silent):
+    """A class with the mixin, whose own demonstration only raises."""
+
+
 class Unsolved(Silent):
     def demonstration(self):
         raise ValueError("no solution")
@@ -70,6 +75,8 @@ class Unsolved(Silent):
 def test_a_task_without_an_expert_is_rejected():
     with pytest.raises(ArgumentError, match=r"extra_call needs an expert, and Silent has none; define demonstration"):
         Silent(process_reward=WEIGHT)
+    with pytest.raises(ArgumentError, match=r"extra_call needs an expert, and Mixed has none"):
+        Mixed(process_reward=WEIGHT)
     Silent(process_reward={"extra_call": 0})
 
 
