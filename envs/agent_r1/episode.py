@@ -125,6 +125,7 @@ class OpenTurn:
     answers: list[str] = field(default_factory=list)
     said: str = ""  # the visible text of a turn without calls
     judged: tuple[float, dict[str, float]] | None = None  # result of `judge_answer`, if it was called early
+    sound: bool | None = None  # whether the thought is, if the model of `think_judge` was asked early
     heard: tuple[Any] | None = None  # result of `user_turn`, if it was called early
     fault: str | None = None  # a fault that persists: the episode ends with this turn
 
@@ -175,6 +176,8 @@ class Episode:
     memory: dict[str, Any] = field(default_factory=dict)  # a task's own notes, e.g. the supports found so far
     fault: str | None = None  # the reason why the episode could not begin; its first turn ends it
     seed: int | None = None  # of its reset
+    thought: str = ""  # the text inside the thinking tags of the newest turn
+    expert_calls: int | None = None  # calls of the expert's demonstration, where `extra_call` has a weight
     made: list[Made] = field(default_factory=list)  # calls of another loop (see `loops`)
 
     def append(self, tokens: Sequence[int] | Tokens) -> None:

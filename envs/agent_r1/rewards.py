@@ -25,6 +25,8 @@ PROCESS_WEIGHTS: Mapping[str, float] = {
     "failed_call": -0.05,
     "repeated_call": -0.05,
     "no_action": 0.0,
+    "unsound_thought": -0.05,  # thoughts that the model of `think_judge` rejects
+    "extra_call": 0.0,  # calls beyond the expert's number, in a success
 }
 """Process terms of the question answering environments and what one unit of each pays."""
 
@@ -111,6 +113,15 @@ def paper_outcome(score: float, *, answer_ok: bool, calls_ok: bool) -> float:
     """
     r_format = format_score(answer_ok=answer_ok, calls_ok=calls_ok)
     return float(score) if r_format == 1 else r_format - 1
+
+
+def shaping_term(gamma: float, before: float, after: float, over: bool) -> float:
+    """Compute potential-based shaping, gamma * Phi(s') - Phi(s) (Ng, Harada and Russell 1999).
+
+    `before` is Phi(s) and `after` Phi(s'). `over` is True if the episode ends in s', truncation included: Phi(s') is
+    then 0. So the discounted sum over an episode is -Phi of its first state, and the optimal policies stay the same.
+    """
+    return gamma * (0.0 if over else after) - before + 0.0  # + 0.0 turns -0.0 into 0.0
 
 
 def process_weights(

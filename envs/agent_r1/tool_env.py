@@ -25,11 +25,22 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer, read_tools
+from agent_r1.arguments import (
+    ArgumentError,
+    check_class,
+    check_constructor,
+    duration,
+    finite,
+    integer,
+    read_tools,
+)
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
+from agent_r1.experts import expert_calls, require_expert
 from agent_r1.faults import Calls, Patience, begin_sessions, fault_line, may_have_acted
-from agent_r1.rewards import paper_outcome, process_weights
+from agent_r1.judges.models import is_sound, read_judge
+from agent_r1.potentials import OUTER_LIMIT, discount, potential_of
+from agent_r1.rewards import paper_outcome, process_weights, shaping_term
 from agent_r1.spaces import TokenSpan
 from agent_r1.text.chat import chat_messages, encode_turn, reply_text
 from agent_r1.text.tokenizers import load_tokenizer
@@ -69,6 +80,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_action_tokens: bound on one span, in tokens (default 2,048).
         process_reward: True for the class's `PROCESS_WEIGHTS`, a dict to change some of them, False for none.
         unfinished_reward: reward of an episode without an answer; None: that of a wrong format (equation 6).
+        shaping: the learner's discount per turn, gamma, from 0 to 1. Each turn then also pays `shaping`, which is
+            gamma * Phi(s') - Phi(s) with the task's `potential()` as Phi, and 0 as Phi at every end. None: not paid.
+        think_judge: {"url": ..., "model": ...}: a model behind an OpenAI-compatible API, which reads the thought of
+            each turn. `process/unsound_thought` counts those that it rejects. A judge that fails is a fault.
         fault_deadline: seconds for which an infrastructure error is retried; 0: no retry. A fault that persists ends
             the episode: reward 0, truncated, `info["truncation_reason"] == "fault"`, and `info["fault"]` names it.
         strict: raise the exceptions of a tool, except faults, with their traceback. The policy does not read them then.
@@ -96,6 +111,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         "failed_call": -0.05,
         "repeated_call": -0.05,
         "no_action": 0.0,
+        "unsound_thought": -0.05,  # thoughts that the model of `think_judge` rejects
+        "extra_call": 0.0,  # calls beyond the expert's number, in a success
     }
 
     def __init__(
@@ -111,6 +128,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         max_action_tokens: int | None = None,
         process_reward: bool | Mapping[str, float] = True,
         unfinished_reward: float | None = None,
+        shaping: float | None = None,
+        think_judge: Mapping[str, str] | None = None,
         fault_deadline: float = 60.0,
         strict: bool | None = None,
         render_mode: str | None = None,
@@ -140,7 +159,14 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         )
         self.max_action_tokens = max_action_tokens or min(2_048, self.max_context_tokens)
         self.process_weights = process_weights(process_reward, self.PROCESS_WEIGHTS)
+        if self.process_weights.get("extra_call"):
+            require_expert(self)
         self.unfinished_reward = None if unfinished_reward is None else finite("unfinished_reward", unfinished_reward)
+        self.shaping = None if shaping is None else discount(self, shaping)
+        self.think_judge = None if think_judge is None else read_judge("think_judge", think_judge)
+        if self.think_judge is not None and not self.process_weights.get("unsound_thought"):
+            remedy = "give process_reward={'unsound_thought': -0.05}, and PROCESS_WEIGHTS of an own class this name"
+            raise ArgumentError(f"think_judge pays process/unsound_thought, which has no weight here: {remedy}")
         self.fault_deadline = duration("fault_deadline", fault_deadline)
         self.strict = strict
         self.render_mode = render_mode
@@ -309,7 +335,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         """Return the final info entries of an episode that something else cuts off, such as Gymnasium's TimeLimit.
 
         The episode is not a success, and nothing is paid. Its metrics are empty if the judge faults.
+
+        Raises ArgumentError with `shaping`: the reward of the last turn has a potential, which must be 0 at an end.
         """
+        if self.shaping is not None:
+            raise ArgumentError(OUTER_LIMIT)
         metrics: dict[str, float] = {}
         try:
             _, metrics = judged(self, call_on(self._session_thread, self.judge_answer, ""))
@@ -433,9 +463,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         parsed = self.dialect.parse(ids, self.schemas)
         # A sampler cuts at the bound. A span that ends in the middle of a call or an answer did not fit.
         overflow = span.size > room or (span.size == room and self._stop.isdisjoint(ids) and parsed.is_open)
+        episode.thought = ""
         if overflow or episode.fault is not None:
             episode.messages.append({"role": "assistant", "content": self.tokenizer.decode(ids)})
             return OpenTurn(overflow=overflow, fault=episode.fault)
+        episode.thought = parsed.thought
         episode.add_message(parsed)
         return OpenTurn.read(parsed, self.tools, closed=bool(ids) and ids[-1] in self._stop)
 
@@ -445,6 +477,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
 
     def _needs_thread(self, turn: OpenTurn) -> bool:
         """Return whether `_judge_early` should run in a thread: a judge or user reads the turn, and is slow."""
+        if self.think_judge is not None and self.episode.thought:
+            return True
         return self.slow_judge and (bool(turn.answers) or (turn.speaks and self._has_user))
 
     @property
@@ -452,7 +486,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         return type(self).user_turn is not ToolEnv.user_turn
 
     def _judge_early(self, turn: OpenTurn) -> None:
-        """Judge the answer of an open turn, or ask the user about plain speech, before `_end_turn` would.
+        """Judge the thought and the answer of an open turn, or ask the user about plain speech, before `_end_turn`.
 
         May be called in another thread. Faults are retried here; a fault that persists is noted in the turn.
         """
@@ -461,7 +495,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         while turn.fault is None:
             mark, who = self.episode.mark(), "judge"
             try:
-                if answer and turn.judged is None:
+                if turn.sound is None and self.think_judge is not None and self.episode.thought:
+                    turn.sound = self._judge_thought()
+                elif not self.slow_judge:  # only the thought needs a thread
+                    return
+                elif answer and turn.judged is None:
                     turn.judged = judged(self, call_on(self._session_thread, self.judge_answer, answer))
                 elif turn.speaks and turn.heard is None:
                     who = "user"
@@ -502,6 +540,7 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         episode, end = self.episode, TurnEnd(self, turn, self._reserve)
         first_message = len(episode.messages) - 1
         mark = episode.mark()
+        before = 0.0 if self.shaping is None or end.fault is not None else potential_of(self)
         try:
             call_on(self._session_thread, end.judge_turn, results)
             if end.fault is None:
@@ -511,6 +550,10 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
                 episode.malformed |= end.malformed
                 if end.terminated or end.truncated:
                     call_on(self._session_thread, end.judge_episode)
+                if self.shaping is not None:
+                    end.terms["shaping"] = shaping_term(
+                        self.shaping, before, potential_of(self), end.terminated or end.truncated
+                    )
                 self._check_judge()
         except Exception as error:
             if not is_fault(error):
@@ -526,6 +569,11 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         if self.render_mode == "human":
             say(transcript(episode.messages, episode.rewards, first_message))
         return self._observation(), float(sum(end.terms.values())), end.terminated, end.truncated, info
+
+    def _judge_thought(self) -> bool:
+        """Return whether the thought of the newest turn follows from the messages before it."""
+        assert self.think_judge is not None
+        return is_sound(self.think_judge, self.episode.messages[:-1], self.episode.thought)
 
     def _check_judge(self) -> None:
         """Raise ToolFault if a judge has noted that it could not judge."""
@@ -558,6 +606,8 @@ class ToolEnv(gym.Env[Tokens, Tokens]):
         self._open(task, index, max_turns)
         call_on(self._session_thread, begin_sessions, self._with_others, {})
         call_on(self._session_thread, self.start_episode, task)
+        if self.process_weights.get("extra_call"):
+            self.episode.expert_calls = call_on(self._session_thread, expert_calls, self)
 
     def _make_task(self, index: int) -> Task:
         task: Any = self.make_task(index)

@@ -93,6 +93,9 @@ class TurnEnd:
             responses.append(("", f"{len(turn.skipped)} more calls were not run: at most {MAX_CALLS} in one turn."))
             self._add("failed_call", 1)
         self.malformed = any(call.error is not None for call in read)
+        if self.env.think_judge is not None and self.env.episode.thought:
+            turn.sound = self.env._judge_thought() if turn.sound is None else turn.sound
+            self._add("unsound_thought", 0.0 if turn.sound else 1.0)
         reply = None if turn.calls or turn.answers or turn.overflow else self._hear_user()
         self._write(responses, reply)
         self.terms = self._process_terms()
@@ -113,6 +116,10 @@ class TurnEnd:
         paid = env.judge_end(score, answer=answer, answer_ok=answer_ok, calls_ok=calls_ok)
         outcome = paid if isinstance(paid, Outcome) else Outcome(paid)
         self._add_judged(outcome.amounts)
+        if score >= 1 and env.episode.expert_calls is not None:
+            made = sum(map(len, env.episode.tool_calls)) + len(self.calls)
+            if made > env.episode.expert_calls:
+                self._add("extra_call", made - env.episode.expert_calls)
         besides: Any = outcome.besides
         if not isinstance(besides, Mapping):
             raise TypeError(f"judge_end of {type(env).__name__}: besides must be a dict of amounts, got {besides!r}")

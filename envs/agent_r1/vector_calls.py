@@ -71,14 +71,23 @@ class VectorCalls:
         self.bug: BaseException | None = None  # a raised exception of a tool, judge or user
 
     def start(self, episodes: Iterable[InFlight]) -> None:
-        """Run the calls of these new turns. A slow judge or user begins at once."""
-        free: dict[Any, list[tuple[PendingCall, InFlight, int]]] = {}  # calls by tool, of all episodes
+        """Run the calls of these new turns. A slow judge or user begins at once, and the turn's calls after it."""
+        ready = []
         for episode in episodes:
             calls = episode.turn.waiting
             episode.results, episode.missing = [None] * len(calls), len(calls)
             if episode.env._needs_thread(episode.turn):
                 self._start_judging(episode)
-            elif not calls:
+            else:
+                ready.append(episode)
+        self._start_calls(ready)
+
+    def _start_calls(self, episodes: Iterable[InFlight]) -> None:
+        """Run the calls that these turns lack the results of."""
+        free: dict[Any, list[tuple[PendingCall, InFlight, int]]] = {}  # calls by tool, of all episodes
+        for episode in episodes:
+            calls = episode.turn.waiting if episode.missing else []
+            if not calls:
                 self.answered.append(episode)
             elif all(_tool(call).concurrency_safe for call in calls):
                 for number, call in enumerate(calls):
@@ -195,7 +204,7 @@ class VectorCalls:
 
     def _deliver(self, job: _Job) -> None:
         if job.judge is not None:
-            self.answered.append(job.judge)
+            self._start_calls([job.judge])
         for index, (result, places) in enumerate(zip(job.results, job.places, strict=True)):
             if result.fault is not None and job.calls and self._start_again(job.calls[index], result, places):
                 continue

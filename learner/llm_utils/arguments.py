@@ -315,7 +315,26 @@ def check_environment(args: Any) -> None:
     if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in given]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")
     check_mixture(args)
+    check_shaping(args)
     environment_spec(args.env_id)
+
+
+def check_shaping(args: Any) -> None:
+    """Raise SystemExit if `shaping` in --env-kwargs is not the learner's discount per turn, or if a learner bootstraps
+    at a truncation, where the potential is 0."""
+    shaping = [kwargs["shaping"] for kwargs in environments.kwargs_of_each(args) if kwargs.get("shaping") is not None]
+    if not shaping or not hasattr(args, "gamma"):  # an evaluation or supervised training discounts nothing
+        return
+    advantage = getattr(args, "advantage", "turns")
+    if advantage != "turns" and args.gamma != 1:
+        remedy = "use --gamma 1 or --advantage turns"
+        raise SystemExit(f"--gamma {args.gamma} discounts per token, but shaping is per turn: {remedy}")
+    name = "gamma_turn" if advantage == "bilevel" else "gamma"
+    if other := [value for value in shaping if value != getattr(args, name)]:
+        remedy = f"use {flag(name)} {printable(str(other[0]))}, or shaping {getattr(args, name)}"
+        raise SystemExit(f"shaping must be the learner's discount per turn: {remedy}")
+    if getattr(args, "truncation", "outcome") == "bootstrap":
+        raise SystemExit("--truncation bootstrap contradicts shaping, whose potential is 0 there: use outcome")
 
 
 def check_groups(args: Any) -> None:

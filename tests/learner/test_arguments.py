@@ -77,12 +77,17 @@ DEAD = [
     (["evaluate_llm"], ["--top-p", 0.9], "--top-p does nothing without a --temperature above 0"),
     (["evaluate_llm"], ["--engine", "vllm", "--dtype", "float32"], "--dtype does nothing with --engine vllm"),
 ]
+SHAPED = ["--env-id", "AgentR1/CraftWorld-v0", "--env-kwargs", '{"shaping": 0.9}']
 BOOTSTRAP = ["--truncation", "bootstrap", "--env-kwargs"]
 CONTRADICTIONS = [
     (PLAY, ["--total-episodes", 100], "--total-episodes 100 is not a multiple of .* 256: use 256$"),
     (PLAY, ["--total-episodes", 1000], "--total-episodes 1000 is not a multiple of .* 256: use 768 or 1024$"),
     (["grpo_llm"], [*REWARD, "--dynamic-sampling", 1], "--dynamic-sampling is incompatible with --kl-in reward"),
     (["ppo_llm"], [*BOOTSTRAP, '{"unfinished_reward": -1}'], "--truncation bootstrap .*leave out unfinished_reward"),
+    (PLAY, SHAPED, "shaping must be the learner's discount per turn: use --gamma 0.9, or shaping 1.0"),
+    (["ppo_llm"], [*SHAPED, "--gamma", 0.9], "--gamma 0.9 discounts per token, but shaping is per turn: use --gamma 1"),
+    (["ppo_llm"], [*SHAPED, "--advantage", "bilevel"], "shaping must be .*: use --gamma-turn 0.9, or shaping 1.0"),
+    (["ppo_llm"], [*BOOTSTRAP, '{"shaping": 1}'], "--truncation bootstrap contradicts shaping"),
     (["ppo_llm"], ["--total-episodes", 256], "--critic-warmup 1 leaves none of the 1 iterations to the policy: use"),
     (["ppo_llm"], ["--critic-warmup", 20], "--critic-warmup 20 leaves none .* or --total-episodes 5376 or more$"),
     (["sft_llm"], ["--data", "./nowhere.jsonl"], "--data ./nowhere.jsonl: there is no such file"),
@@ -107,6 +112,8 @@ def test_what_is_refused(script, words, message):
         *((script, ["--no-loss-mask", "--importance-cap", 3]) for script in PLAY),
         *((script, ["--eval-episodes", 0, "--eval-every", 0]) for script in PLAY),
         ("ppo_llm", [*BOOTSTRAP, '{"unfinished_reward": 0}']),
+        *((script, [*SHAPED, "--gamma", 0.9]) for script in PLAY if script != "ppo_llm"),
+        ("ppo_llm", [*SHAPED, "--gamma", 0.9, "--advantage", "turns"]),
         ("ppo_llm", ["--critic-warmup", 19, "--advantage", "bilevel", "--gamma-turn", 0.5]),
         ("grpo_llm", ["--dynamic-sampling", 1, "--kl-coef", 0.1]),
         ("reinforce_pp_llm", ["--baseline", "--group-size", 4]),

@@ -200,10 +200,11 @@ class Dialect(ChatTemplate):
         """
         raw, text = self._read(span)
         visible: list[str] = []
+        thoughts: list[str] = []
         calls: list[Call] = []
-        for is_call, piece, closed in self._regions(text):
-            if not is_call:
-                visible.append(piece)
+        for kind, piece, closed in self._regions(text):
+            if kind != "call":
+                (visible if kind == "text" else thoughts).append(piece)
                 continue
             piece = piece.translate(self._written)
             call = self.read_call(piece.strip(), tools)
@@ -214,7 +215,8 @@ class Dialect(ChatTemplate):
         calls += more
         for call in calls:
             fit_arguments(call, tools)
-        return Turn(content.strip(), calls, raw)
+        thought = "\n".join(map(str.strip, thoughts)).translate(self._written).strip()
+        return Turn(content.strip(), calls, raw, thought)
 
     def read_call(self, text: str, tools: Sequence[Schema]) -> Call:
         """Read the text between the call tags."""
@@ -278,26 +280,26 @@ class Dialect(ChatTemplate):
                 start = i + 1
         return "".join(pieces)
 
-    def _regions(self, text: str) -> Iterator[tuple[bool, str, bool]]:
-        """Cut a marked text into ``(is a call, text, closed)``; thinking is left out."""
+    def _regions(self, text: str) -> Iterator[tuple[str, str, bool]]:
+        """Cut a marked text into ``(kind, text, closed)``. The kind is text, call or thought."""
         start, thinking, calling, answering = 0, self.starts_thinking, False, False
         marks = list(_MARK.finditer(text))
         for match, next_tag in zip(marks, _next_answer_tags([match[0] for match in marks]), strict=True):
             mark = match[0]
             if thinking:
                 if mark == _UNTHINK:
+                    yield "thought", text[start : match.start()], True
                     thinking, start = False, match.end()
             elif calling:
                 if mark in (_CALL, _UNCALL):  # a call that opens inside a call: the outer one was never closed
-                    yield True, text[start : match.start()], mark == _UNCALL
+                    yield "call", text[start : match.start()], mark == _UNCALL
                     calling, start = mark == _CALL, match.end()
             elif len(mark) > 1:
                 answering = mark == "<answer>" and next_tag == "</answer>"
             elif mark == _THINK or (mark == _CALL and not answering):
-                yield False, text[start : match.start()], True
+                yield "text", text[start : match.start()], True
                 thinking, calling, start = mark == _THINK, mark == _CALL, match.end()
-        if not thinking:
-            yield calling, text[start:], False
+        yield "thought" if thinking else "call" if calling else "text", text[start:], False
 
     def _json(self, value: Any) -> str:
         """Write JSON on one line, without tags and control tokens, which no tokenizer changes."""

@@ -51,6 +51,8 @@ class Turn:
     """The tool calls in the order written."""
     raw: str = ""
     """Everything up to the first stop token, thinking and calls included."""
+    thought: str = ""
+    """The text inside the thinking tags, one line a thought, without white space around it."""
 
     @property
     def is_open(self) -> bool:

@@ -7,6 +7,7 @@ TextCraft (arXiv 2311.05772) has the same role; the recipes and rules here are o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -288,6 +289,7 @@ class CraftWorldEnv(Baselines, ToolEnv):
         **ToolEnv.PROCESS_WEIGHTS,
         "progress": 0.5,  # times the difference that a call makes to `progress`
         "repeated_call": 0.0,  # the same call may be right twice
+        "count_noted": 0.0,  # right counts in the thoughts of look-ups, minus wrong ones, / all crafted items
     }
     splits: ClassVar[Mapping[str, str]] = {
         name: name for name in ("train", "test", "depth_4", "depth_5", "unseen_items", "other_phrasings")
@@ -353,13 +355,36 @@ class CraftWorldEnv(Baselines, ToolEnv):
 
     # ------------------------------------------------------------------ judges
 
+    def potential(self) -> float:
+        """Return `progress` after the last judged call, from 0 to 1. The argument `shaping` pays its differences."""
+        return float(self.memory.get("progress", 0.0))
+
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float] | End:
-        """Return the call's change of `progress`. The made goal is the end: score 1 without waste, else 0."""
+        """Return the call's change of `progress`, and `count_noted`.
+
+        The made goal is the end: score 1 without waste, else 0.
+        """
         before = self.memory.get("progress", 0.0)
         after = result.data if isinstance(result.data, float) else before
         self.memory["progress"] = after
         amounts = {"progress": after - before} if after != before else {}
+        amounts |= self._judge_note(call)
         return End(float(after == 1.0), amounts, self._metrics()) if result.done else amounts
+
+    def _judge_note(self, call: Call) -> dict[str, float]:
+        """Compare the count in the thought of a look-up with the pieces that the task needs; an item counts once."""
+        if not self.process_weights.get("count_noted"):
+            return {}
+        item = str((call.arguments or {}).get("item", "")).strip().lower() if call.name == "recipe" else ""
+        noted: list[str] = self.memory.get("noted", [])
+        recipes, needs = self.task.metadata["recipes"], self.task.metadata["needs"]
+        if item not in recipes or item in noted:
+            return {}
+        count = re.search(rf"(\d{{1,9}})\s+{re.escape(item)}\b", self.episode.thought.lower())
+        if count is None:
+            return {}
+        self.memory["noted"] = [*noted, item]
+        return {"count_noted": (1 if int(count[1]) == needs[item] else -1) / len(recipes)}
 
     def judge_answer(self, answer: str) -> tuple[float, dict[str, float]]:
         """Score an answer 0: the goal is not made."""

@@ -172,6 +172,10 @@ class QuestionAnsweringEnv(Baselines, ToolEnv):
         self._unique_titles = {title for title in titles if titles.count(title) == 1}
         self._gold = _gold(task)
 
+    def potential(self) -> float:
+        """Return the share of the gold passages that were found. The argument `shaping` pays its differences."""
+        return len(self.memory.get("supports_found", ())) / len(self._gold) if self._gold else 0.0
+
     def judge_result(self, call: Call, result: ToolResult) -> dict[str, float]:
         """Return `support_found`: newly found gold passages / all gold passages. It also counts a tool's own bugs."""
         data = result.data if isinstance(result.data, dict) else {}

@@ -29,7 +29,7 @@ def check_names(folder: str | Path, env_id: Any = None, env_kwargs: Any = None) 
     """
     for flag, keys, value in _texts(env_id, env_kwargs):
         remedy = f"repeat {flag} on the command line if you trust it"
-        if keys[-1:] == ("judge_url",):
+        if keys[-1:] == ("judge_url",) or keys[-2:] == ("think_judge", "url"):
             cause = f"names a judge, who would get the key in OPENAI_API_KEY: {value}"
             raise SystemExit(printable(f"{folder}: the run's folder {cause}; {remedy}"))
         module, _, name = value.rpartition(":") if flag == "--env-id" else value.partition(":")

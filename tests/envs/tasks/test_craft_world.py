@@ -382,6 +382,25 @@ def test_the_progress_telescopes(say):
     assert -1e-9 < min(met) and max(met) > 0.2 and sum(b < a - 0.1 for a, b in pairwise(met)) > 5  # it rose and fell
 
 
+@pytest.mark.parametrize(
+    ("thought", "paid"),
+    [("2 lamp", 0.25), ("I need 2 Lamp, I think", 0.25), ("3 lamp", -0.25), ("12 lamp", -0.25), ("2 lamps", None),
+     ("2 wick", None), ("", None)],
+)  # fmt: skip
+def test_the_count_in_the_thought_of_a_look_up_is_right_or_not(lamp, say, thought, paid):
+    """An item counts once, so a repeated look-up pays nothing."""
+    lamp.process_weights["count_noted"] = 0.5
+    for expected in (paid, None):
+        terms = say(lamp, f"<think>{thought}</think>{call(lamp, 'recipe', item='lamp')}")[4]["reward_terms"]
+        assert terms.get("process/count_noted") == expected
+
+
+def test_the_expert_notes_every_count_rightly(say):
+    env = gym.make("AgentR1/CraftWorld-v0", process_reward={"count_noted": 0.5}).unwrapped
+    run(env, 3, env.demonstration, say)
+    assert sum(terms.get("process/count_noted", 0.0) for terms in env.episode.rewards) == pytest.approx(0.5)
+
+
 def farms(task):
     """Turns that a farmer might repeat and alternate."""
     data = task.metadata

@@ -97,8 +97,12 @@ def test_a_resumed_run_takes_no_code_from_a_strangers_run(here, monkeypatch):
     assert resumed(**flags).env_kwargs == env_kwargs
 
 
-def test_a_judge_of_a_strangers_run_gets_no_key(here):
-    kwargs = json.dumps({"reward": "model", "judge_url": "http://127.0.0.1:1/v1", "judge_model": "m"})
+@pytest.mark.parametrize("kwargs", [
+    {"reward": "model", "judge_url": "http://127.0.0.1:1/v1", "judge_model": "m"},
+    {"think_judge": {"url": "http://127.0.0.1:1/v1", "model": "m"}},
+])  # fmt: skip
+def test_a_judge_of_a_strangers_run_gets_no_key(here, kwargs):
+    kwargs = json.dumps(kwargs)
     folder_with(here, env_id=ROWS, env_kwargs=kwargs, eval_split="test")
     with pytest.raises(SystemExit, match=r"OPENAI_API_KEY: http://127.0.0.1:1/v1; repeat --env-kwargs on the command"):
         earlier_runs.fill_environment(evaluate_llm.Args(model=str(here)))

@@ -1,0 +1,36 @@
+"""The part of systems.py about prices of extra calls."""
+
+import json
+
+import pytest
+import systems_hybrid
+from systems_hybrid import RESULTS, against_free, beyond, run, table
+
+
+def test_the_recorded_table_is_that_of_the_recorded_rows(capsys, monkeypatch, tmp_path):
+    """And a complete record makes no run."""
+    record = json.loads((RESULTS / "systems_hybrid.json").read_text())
+    shown = table(record["results"])
+    assert (RESULTS / "systems_hybrid.md").read_text().endswith(f"\n\n{shown}\n")
+    monkeypatch.chdir(tmp_path)  # `run` changes the folder: it is put back
+    run()
+    assert capsys.readouterr().out.strip() == shown
+
+
+def test_calls_are_counted_over_successes_and_compared_by_seed():
+    def row(price, seed, extra):
+        return {"price": price, "seed": seed, "success": [1, 1, 0], "beyond": [extra, 0, 9], "calls": [4, 3, 12]}
+
+    free, priced = ([row(price, seed, extra + seed) for seed in (1, 2)] for price, extra in ((0.0, 2), (0.1, 0)))
+    assert [beyond(one) for one in free] == [1.5, 2.0]
+    success, less = against_free(priced, free)
+    assert success[0] == 0.0 and less == pytest.approx((-1.0, -1.0, -1.0))
+    with pytest.raises(SystemExit, match="price 0.1, seed 1: no episode succeeded"):
+        beyond(row(0.1, 1, 0) | {"success": [0, 0, 0]})
+
+
+def test_a_price_is_the_only_process_term(monkeypatch):
+    monkeypatch.chdir(systems_hybrid.ROOT)
+    words = systems_hybrid.job("grpo_llm.py", 0.02, 1).words
+    weights = json.loads(words[words.index("--env-kwargs") + 1])["process_reward"]
+    assert {name: weight for name, weight in weights.items() if weight} == {"extra_call": -0.02}
