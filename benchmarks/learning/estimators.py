@@ -28,6 +28,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
+import arpo_llm
 import gigpo_llm
 import grpo_llm
 import ppo_llm
@@ -35,6 +36,7 @@ import reinforce_pp_llm
 import rloo_llm
 from machine import from_0, from_1, record_results
 
+from llm_utils.branching import branch_probability
 from llm_utils.returns import returns_to_go
 from llm_utils.trajectory import Trajectory, Turn, make_groups
 
@@ -188,6 +190,7 @@ AUDITED = stopping_game(0.2, (0.4, 0.5), (0, 5))  # stopping pays 1 with chance 
 
 Estimator = Callable[[Sequence[Sequence[Episode]]], list[Array]]
 OWN_RETURN, OWN_TOKENS = "own return in the scale", "own tokens in mean and scale"
+SHARED = "shared turns count twice, and own returns in their baseline"
 OWN_STATE = "shared states weigh more, own later visits in the mean"
 
 
@@ -273,6 +276,61 @@ class Columns(Entry):
         return columns(groups)
 
 
+@dataclass(frozen=True)
+class Branched(Entry):
+    """ARPO: groups of three episodes, of which the first may branch once. Two begin. The third begins at the branch, or
+    at the start of the game if there is none. The policy's entropy at a turn decides, as in learner/arpo_llm.py."""
+
+    def expected(self, game: Game) -> dict[str, Array]:
+        """The expected gradient of a group, by aggregation [parameters]."""
+        found = {kind: np.zeros(game[0].scores.shape[1]) for kind in AGGREGATIONS}
+        mean, chances = sum(e.probability * e.lengths.sum() for e in game), _turn_chances(game)
+        for first, second in product(game, repeat=2):
+            none = first.probability * second.probability  # of no branch so far
+            for turn in range(1, len(first.keys)):
+                state = first.keys[turn][0]
+                chance = branch_probability(
+                    _entropy(chances[state]) - _entropy(chances[first.keys[0][0]]), self.args.branch_alpha,
+                    self.args.branch_beta,
+                )  # fmt: skip
+                ways = [e for e in game if e.keys[:turn] == first.keys[:turn]]
+                mass = sum(e.probability for e in ways)
+                for e in ways:
+                    self._add(found, none * chance * e.probability / mass, [first, second, e], turn, mean)
+                none *= 1 - chance
+            for e in game:
+                self._add(found, none * e.probability, [first, second, e], 0, mean)
+        return found
+
+    def _add(
+        self, found: dict[str, Array], probability: float, episodes: list[Episode], turn: int, mean: float
+    ) -> None:
+        rows = [row(e, "zero", i) for i, e in enumerate(episodes)]
+        if turn:
+            rows[2].branches = ((0, turn),)
+        self.learner.compute_advantages(make_groups(rows, 3, 1.0), self.args)
+        total = sum(e.lengths.sum() for e in episodes)
+        for e, r in zip(episodes, rows, strict=True):
+            gradient = probability * r.advantages[e.starts].astype(float) @ e.scores
+            found["sum"] += gradient / 3
+            found["token"] += gradient * mean / total
+            found["sequence"] += gradient * mean / (3 * e.lengths.sum())
+
+
+def _turn_chances(game: Game) -> dict[int, list[float]]:
+    """The probabilities of the actions of each state."""
+    mass: dict[int, Counter[int]] = {}
+    for e in game:
+        for state, action in set(e.keys):
+            mass.setdefault(state, Counter())[action] += e.probability
+    return {state: [p / sum(actions.values()) for p in actions.values()] for state, actions in mass.items()}
+
+
+def _entropy(chances: Sequence[float]) -> float:
+    """The entropy as a share of that of a vocabulary of four tokens."""
+    return -sum(p * math.log(p) for p in chances if p) / math.log(4)
+
+
 ESTIMATORS = [
     Entry("GRPO turn, scale of the others (default)", grpo_llm),
     Entry("GRPO turn, scale of the group's others", grpo_llm, alone=True),
@@ -311,6 +369,12 @@ ESTIMATORS = [
     Entry("PPO tokens, λ 1, V = 0, by the batch's turns", ppo_llm, "--adv-norm turn",
           bias="own turns in mean and scale"),
     Entry("PPO tokens, λ 1, wrong V, not whitened", ppo_llm, "--adv-norm none", "wrong"),
+    Branched("ARPO turn, tree (default)", arpo_llm),
+    Branched("ARPO turn, tree, half of the branches by entropy", arpo_llm, "--branch-beta 2"),
+    Branched("ARPO episode, soft (published)", arpo_llm, "--advantage soft --credit episode", bias=SHARED),
+    Branched("ARPO episode, hard (published)", arpo_llm, "--advantage hard --credit episode", bias=SHARED),
+    Branched("ARPO turn, soft, unscaled, beta 0", arpo_llm, "--advantage soft --no-scale-rewards --branch-beta 0",
+             bias=SHARED),
 ]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------- exact expectations
@@ -363,6 +427,8 @@ def expected_gradients(games: Sequence[Game], estimator: Estimator, group_size: 
 
 def expected_gradient(game: Game, entry: Entry, episodes: int) -> dict[str, Array]:
     """The expected gradient of a batch of so many episodes of one game, by aggregation [parameters]."""
+    if isinstance(entry, Branched):
+        return entry.expected(game)
     found = expected_gradients([game] * entry.groups, entry.estimator, episodes // entry.groups)
     return {kind: sum(parts) for kind, parts in found.items()}
 

@@ -75,7 +75,8 @@ class _Turn(Tool):
 
 
 class RemoteEnv(ToolEnv):
-    """An environment that runs on a server. Further arguments are those of `ToolEnv` that `serve.ALLOWED` names.
+    """An environment that runs on a server. Further arguments are those of `ToolEnv` in
+    `agent_r1.server.sessions.ALLOWED`.
 
     Args:
         url: the address of a server, or a list of them (or one text with commas): an environment takes the server with

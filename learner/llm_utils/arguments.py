@@ -35,13 +35,14 @@ MINIMUM = {
     **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), 0),
     **dict.fromkeys(("eval_demonstrations", "first_demonstration", "first_episode", "temperature"), 0),
-    **dict.fromkeys(("dual_clip", "step_weight"), 0),
+    **dict.fromkeys(("dual_clip", "step_weight", "branch_beta"), 0),
+    **{"beam_size": 2, "entropy_window": 1},
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller models have no room for a copying circuit
 }
 ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "; leave it out to never stop early"}
 # Models by the rate that trains them; a rate of 0 trains nothing.
 TRAINED_BY = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}
-SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share")
+SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share", "branch_alpha")
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split", "chat_template")  # arguments of an environment with own flags
 
 MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
@@ -180,6 +181,14 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
     "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
     "reference": (lambda a: a.kl_coef > 0, "without --kl-coef above 0"),
+    **dict.fromkeys(
+        ("beam_size", "branch_alpha", "branch_beta"),
+        (lambda a: a.initial_episodes < a.group_size, "with --initial-episodes as large as --group-size"),
+    ),
+    **dict.fromkeys(
+        ("entropy_window", "entropy_unit"),
+        (lambda a: a.initial_episodes < a.group_size and a.branch_beta > 0, "without branches or with --branch-beta 0"),
+    ),
     "env_share": (lambda a: isinstance(a.env_id, list) and len(a.env_id) > 1, "without several ids of --env-id"),
     "eval_split": (lambda a: a.eval_episodes > 0, "with --eval-episodes 0"),
     "eval_every": (lambda a: not a.eval_every or evaluates(a), "without an evaluation"),

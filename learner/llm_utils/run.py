@@ -377,10 +377,13 @@ class Run:
         distributed.leave()
 
 
-def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., Any] | None = None) -> Run:
+def make_run(
+    args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., Any] | None = None, entropies: bool = False
+) -> Run:
     """Make models, engine, optimizer, checkpoints and log of a run. `envs` and `eval_envs` are None except on rank 0.
 
-    `make_critic(source, args, dtype)` makes the value model if the algorithm has one. All processes call this.
+    `make_critic(source, args, dtype)` makes the value model if the algorithm has one. With `entropies`, spans have
+    those of their tokens. All processes call this.
     """
     rank, world_size, device = distributed.rank(), distributed.world_size(), distributed.device(args.cuda)
     folder = Path(args.resume) if args.resume else distributed.broadcast(Path("runs") / run_name(args))
@@ -419,7 +422,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         memory_flags.use_without_preflight(args)
     engine = None
     if rank == 0 and args.engine == "vllm-server":  # a server that does not answer is found before a weight is read
-        engine = make_engine(args, source, vocab_size, None, tokenizer_of(args), longest)
+        engine = make_engine(args, source, vocab_size, None, tokenizer_of(args), longest, entropies)
     loading = {"dtype": dtype, "float32_head": args.float32_head, "compiled": args.compile}
     resumed = checkpoint.find(folder) / "policy" if args.resume else None
     policy = load_policy(source, device, args, resumed, **loading)
@@ -476,7 +479,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         if args.engine == "transformers" and model is None:  # `start` gives it the trainer's weights
             model = load_policy(source, device, whole=True, **loading)
         run.envs, run.eval_envs = envs, eval_envs
-        run.engine = engine or make_engine(args, source, vocab_size, model, tokenizer_of(args), longest)
+        run.engine = engine or make_engine(args, source, vocab_size, model, tokenizer_of(args), longest, entropies)
         run.eval_engine = run.engine.twin(temperature=0.0)  # evaluations are greedy
         run.sampler = Sampler(envs, run.engine, args.seed, args.deterministic)
         run.log = Logger(folder, args, run.num_iterations * args.episodes_per_iteration, state)

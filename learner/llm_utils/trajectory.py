@@ -55,9 +55,8 @@ class Trajectory:
     record: dict[str, Any] = field(default_factory=dict)  # from `episode_record`, for people
     answers: Sequence[str] = ()  # the task's gold answers, which no policy reads
     critic_prefix: Array = field(default_factory=lambda: np.zeros(0, np.int32))  # before `tokens`, for the critic
-    parent: int | None = None  # the episode whose beginning this one continues; None: it begins at the prompt
-    branch_turn: int = 0  # number of turns that are copied from the parent
-    copied: int = 0  # number of tokens that are copied from the parent, the prompt included
+    branches: tuple[tuple[int, int], ...] = ()  # of its ancestors, the oldest first: number, and turns shared
+    copied: int = 0  # number of tokens that are copied from another episode, the prompt included
 
     played: list[tuple[int, int, float]] = field(init=False)  # start, end and reward of all turns
     action_mask: Array = field(init=False)  # bool: True for sampled tokens
@@ -98,7 +97,9 @@ class Trajectory:
         child = Trajectory(episode, self.task_index, self.prompt_length, self.tokens[:end].copy(), starts)
         for old in self.turns[:turn]:
             child.add(copy.deepcopy(old))
-        child.parent, child.branch_turn, child.copied = self.episode, turn, end
+        with_tokens = sum(old.end > old.start for old in child.turns)  # those that `finalize` keeps
+        child.branches, child.copied = (*self.branches, (self.episode, with_tokens)), end
+        child.answers = self.answers
         child.record = copy.deepcopy(self.record) | {"parent": self.episode, "branch_turn": turn}
         return child
 

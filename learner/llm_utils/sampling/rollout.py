@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -20,8 +20,22 @@ from llm_utils.trajectory import Trajectory, Turn
 Array = np.ndarray
 Tasks = int | Array | Sequence[tuple[float, range]]
 """The number of tasks; the probability of drawing each; or the share and the task numbers of each environment."""
-Children = Callable[[Trajectory, Span, int], int]
-"""The number of episodes that branch here, for a running episode, its next span, and the number of spare episodes."""
+Queued = tuple[int, int, int | None]
+"""The number of an episode that has not begun, its task, and its limit of turns."""
+
+
+class Branching(Protocol):
+    """Decides which episodes begin with a copy of a running one. `llm_utils.branching` has ARPO's rule."""
+
+    def begin(self, episodes: Sequence[Queued]) -> Sequence[Queued]:
+        """Return the episodes that begin at the prompt, of those that were added. The others are kept."""
+
+    def branch(self, row: Trajectory, span: Span) -> Sequence[int]:
+        """Return the numbers of the kept episodes that begin before `span`, with a copy of `row`. The span is complete
+        and has not been sent, so the environment still stands at the last tool result."""
+
+    def end(self, row: Trajectory) -> Sequence[Queued]:
+        """Return kept episodes that begin at the prompt now that `row` is over."""
 
 
 class Sampler:
@@ -36,7 +50,7 @@ class Sampler:
         check_playable(envs)
         self.envs, self.engine, self.seed, self.in_order = envs, engine, seed, in_order
         self.on_done: Callable[[], Any] = lambda: None  # called when an episode ends
-        self.queue: deque[tuple[int, int, int | None]] = deque()  # episode number, task index, turn limit
+        self.queue: deque[Queued] = deque()
         self.free = list(range(envs.num_envs))
         self.live: dict[int, Trajectory] = {}  # slot -> its episode
         self.acting: dict[int, Span] = {}  # slot -> the span sent to the environment, in the order of sending
@@ -46,38 +60,14 @@ class Sampler:
         # more than the room for the span are cut.
         self.force: Callable[[Trajectory], Array | Sequence[int]] = lambda row: ()
         self.forced: dict[int, Array] = {}  # slot -> those of the span that is being sampled, or acted on
-        self.group_size = self.roots = 1  # see `branch`
-        self.children: Children = lambda row, span, spare: 0
-        self.spare: dict[int, deque[tuple[int, int, int | None]]] = {}  # group -> its episodes that have not begun
-        self.open: Counter[int] = Counter()  # group -> the number of its episodes that began, or wait, and are not over
-        self.branches: deque[tuple[Trajectory, Any]] = deque()  # episodes that wait for a slot, with their snapshots
-
-    def branch(self, group_size: int, roots: int, children: Children) -> None:
-        """Let `roots` episodes of each group begin at the prompt, and the others where running ones branch.
-
-        Episode n is of group n // `group_size`. `children(row, span, spare)` is called when the next span of a running
-        episode is complete and has not been sent. It returns the number of episodes, at most `spare`, that begin here
-        with a copy of `row`, and sample their next span with other random numbers. They are the next numbers of the
-        group. Numbers that are left when all other episodes of the group are over begin at the prompt.
-
-        Call this before `add`. Each call of `add` takes whole groups.
-
-        Raises ValueError unless 1 <= `roots` <= `group_size`.
-        """
-        if not 1 <= roots <= group_size:
-            raise ValueError(f"roots must be in [1, {group_size}], the size of a group, got {roots}")
-        self.group_size, self.roots, self.children = group_size, roots, children
+        self.branching: Branching | None = None  # decides which episodes begin with a copy of a running one
+        self.branches: deque[tuple[Trajectory, Any]] = deque()  # those that wait for a slot, with their snapshots
 
     def add(self, episodes: Iterable[tuple[int, int]], max_turns: int | None = None) -> None:
         """Queue episodes, given as pairs (episode number, task index). `max_turns` limits their turns (None: the
         environment's limit)."""
-        for number, task in episodes:
-            group, place = divmod(number, self.group_size)
-            if place < self.roots:
-                self.queue.append((number, task, max_turns))
-                self.open[group] += 1
-            else:
-                self.spare.setdefault(group, deque()).append((number, task, max_turns))
+        queued = [(number, task, max_turns) for number, task in episodes]
+        self.queue.extend(queued if self.branching is None else self.branching.begin(queued))
 
     def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
         """Run until these queued episodes have ended. Return them in this order."""
@@ -161,19 +151,17 @@ class Sampler:
     def _branch(self, span: Span) -> None:
         """Begin branches of an episode whose span is complete. Its environment still waits for this span."""
         row = self.live[span.slot]
-        spare = self.spare.get(group := row.episode // self.group_size)
-        if not spare or not (count := min(len(spare), self.children(row, span, len(spare)))):
+        if self.branching is None or not (numbers := self.branching.branch(row, span)):
             return
         record = episode_record(self.envs.envs[span.slot], {})  # until the branch ends, if it can begin
         try:
             state = self.envs.get_state(span.slot)
         except ToolFault as fault:
             state = fault
-        for _ in range(count):
-            child = row.upto(len(row.turns), spare.popleft()[0])
+        for number in numbers:
+            child = row.upto(len(row.turns), number)
             child.record |= record
             self.branches.append((child, state))
-        self.open[group] += count
 
     def _begin_branches(self) -> None:
         while self.branches and self.free:
@@ -238,12 +226,8 @@ class Sampler:
         row.record |= record
         self.done[row.episode] = row
         self.free.append(slot)
-        self.open[group := row.episode // self.group_size] -= 1
-        if not self.open[group]:
-            del self.open[group]
-            if rest := self.spare.pop(group, ()):
-                self.queue.extend(rest)
-                self.open[group] = len(rest)
+        if self.branching is not None:
+            self.queue.extend(self.branching.end(row))
         self.on_done()
 
 

@@ -37,7 +37,7 @@ def test_what_a_learner_logs_is_on_the_page_and_what_is_on_the_page_is_logged(le
     gigpo = ["--kl-coef", 0.1, "--total-episodes", 64]
     ppo = ["--critic-warmup", 0, "--total-episodes", 32, "--horizon-schedule", "3"]
     run_dir = learn("gigpo_llm", *FAULTY, *gigpo)  # it logs what GRPO does, and more
-    logged = tags(run_dir) | tags(learn("ppo_llm", *FAULTY, *ppo))
+    logged = tags(run_dir) | tags(learn("ppo_llm", *FAULTY, *ppo)) | tags(learn("arpo_llm", *FAULTY, *ppo[2:]))
     statistics = json.loads((run_dir / "trajectories.jsonl").read_text().splitlines()[0])["stats"].keys()
     page = named("metrics.md")
     assert {"rewards/*", "eval/*", "charts/invalid_calls_3+"} <= page

@@ -1,5 +1,7 @@
 """Branches: episodes that begin with a copy of a running one, from the environment's state at that point."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from agent_r1 import ToolEnv
 from agent_r1.vector_mix import mixed_spec
 from agent_r1_tools import ToolFault
+from llm_utils.branching import Branching
 from llm_utils.sampling.rollout import Sampler, rollout
 from llm_utils.sampling.transformers_engine import TransformersEngine
 from llm_utils.training.forward import policy_forward
@@ -21,15 +24,30 @@ def groups(first, count):
     return [(number, 3 * (number // SIZE)) for number in range(first * SIZE, (first + count) * SIZE)]
 
 
-def sampler(policy, envs, vocab_size, children, roots=ROOTS):
+class Rule(Branching):
+    """ARPO's groups, with a function of (row, span) in place of the probability of a branch, at most two at a time."""
+
+    def __init__(self, wanted, roots=ROOTS, size=SIZE):
+        super().__init__(size, roots, 3, 0.0, 0.0, 1, 1.0, seed=0)
+        self.wanted = wanted
+
+    def branch(self, row, span):
+        self.alpha = float(self.wanted(row, span))
+        return super().branch(row, replace(span, entropies=np.zeros(len(span.tokens))))
+
+
+def sampler(policy, envs, vocab_size, wanted, roots=ROOTS):
     made = Sampler(envs, TransformersEngine(policy, envs.num_envs, vocab_size), seed=1, in_order=True)
-    made.branch(SIZE, roots, children)
+    made.branching = Rule(wanted, roots)
     return made
 
 
-def sometimes(row, span, spare):
-    """At most two, after some tool results."""
-    return min(spare, 2) if len(row.turns) and int(span.tokens[0]) % 6 == 0 else 0
+def sometimes(row, span):
+    return int(span.tokens[0]) % 3 == 0
+
+
+def always(row, span):
+    return True
 
 
 def play(made, episodes):
@@ -39,7 +57,7 @@ def play(made, episodes):
 
 def assert_same(one, two):
     for a, b in zip(one, two, strict=True):
-        assert (a.episode, a.task_index, a.parent, a.copied) == (b.episode, b.task_index, b.parent, b.copied)
+        assert (a.episode, a.task_index, a.branches, a.copied) == (b.episode, b.task_index, b.branches, b.copied)
         for name in ("tokens", "logprobs", "rewards", "versions", "action_mask"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
         assert a.stats == b.stats and a.reward_terms == b.reward_terms and a.segment_starts == b.segment_starts
@@ -71,22 +89,24 @@ def test_a_child_begins_as_its_parent_and_is_an_episode_of_its_own(
         episodes = [(number, task + 1_000_000 * (task % 2)) for number, task in episodes]
     where = []
 
-    def children(row, span, spare):
+    def wanted(row, span):
         assert envs.envs[span.slot].episode.length == len(row.tokens)  # the span has not been sent
         where.append((row.episode, len(row.turns)))
-        return sometimes(row, span, spare)
+        return sometimes(row, span)
 
-    rows = play(sampler(policy, envs, vocab_size, children), episodes)
+    rows = play(sampler(policy, envs, vocab_size, wanted), episodes)
     assert [(row.episode, row.task_index) for row in rows] == episodes
-    born = [row for row in rows if row.parent is not None]
+    born = [row for row in rows if row.branches]
     assert 5 < len(born) < 6 * (SIZE - ROOTS)  # and some groups had numbers left, which began at the prompt
     assert len(set(where)) == len(where)
     of = {row.episode: row for row in rows}
     for row in rows:
-        parent, cut = of.get(row.parent), row.copied
-        if parent:
+        cut = row.copied
+        if row.branches:
+            parent, turns = of[row.branches[-1][0]], row.branches[-1][1]
             assert parent.episode // SIZE == row.episode // SIZE and row.record["parent"] == parent.episode
-            assert row.branch_turn == sum(turn.end <= cut for turn in row.turns) > 0
+            assert row.record["branch_turn"] == turns == sum(turn.end <= cut for turn in row.turns) > 0
+            assert row.branches[:-1] == parent.branches
             for name in ("tokens", "logprobs", "versions", "action_mask", "rewards"):
                 np.testing.assert_array_equal(getattr(row, name)[:cut], getattr(parent, name)[:cut])
                 assert not np.shares_memory(getattr(row, name), getattr(parent, name))
@@ -102,7 +122,7 @@ def test_a_child_begins_as_its_parent_and_is_an_episode_of_its_own(
         assert row.stats["return"] == pytest.approx(sum(turn.reward for turn in row.turns))
         assert sum(row.reward_terms.values()) == pytest.approx(row.stats["return"])
     siblings = [row for row in born if row.copied < len(row.tokens)]
-    tails = {(row.parent, row.copied, row.tokens[row.copied :].tobytes()) for row in siblings}
+    tails = {(row.branches[-1], row.copied, row.tokens[row.copied :].tobytes()) for row in siblings}
     assert len(tails) == len(siblings)  # each has its own random numbers
     with torch.no_grad():
         logprobs, _ = policy_forward(policy, [part for row in rows for part in row.segments()], vocab_size, 1.0)
@@ -120,9 +140,10 @@ def test_without_a_branch_the_rollout_is_as_before(policy, make_envs, vocab_size
     episodes = groups(0, 4)
     engine = TransformersEngine(policy, 7, vocab_size)
     expected = rollout(make_envs(7, **KWARGS), engine, episodes, 1, in_order=True)
-    rows = play(sampler(policy, make_envs(7, **KWARGS), vocab_size, lambda row, span, spare: 9, roots=SIZE), episodes)
+    rows = play(sampler(policy, make_envs(7, **KWARGS), vocab_size, always, roots=SIZE), episodes)
     assert_same(rows, expected)
-    rows = play(sampler(policy, make_envs(7, **KWARGS), vocab_size, lambda row, span, spare: 0, roots=1), episodes)
+    never = sampler(policy, make_envs(7, **KWARGS), vocab_size, lambda row, span: False, roots=1)
+    rows = play(never, episodes)
     for row, other in zip(rows, expected, strict=True):  # in other batches, so the log-probabilities are rounded
         np.testing.assert_array_equal(row.tokens, other.tokens)
 
@@ -130,11 +151,11 @@ def test_without_a_branch_the_rollout_is_as_before(policy, make_envs, vocab_size
 def test_a_resumed_run_branches_as_one_that_went_on(policy, make_envs, vocab_size):
     whole = sampler(policy, make_envs(6, **KWARGS), vocab_size, sometimes)
     parts = [play(whole, groups(first, 3)) for first in (0, 3)]
-    assert not (whole.spare or whole.open or whole.branches or whole.queue or whole.done)
+    assert not (whole.branching.spare or whole.branching.first or whole.branches or whole.queue or whole.done)
     resumed = sampler(policy, make_envs(6, **KWARGS), vocab_size, sometimes)
     again = play(resumed, groups(3, 3))
     assert_same(again, parts[1])
-    assert any(row.parent is not None for row in again)
+    assert any(row.branches for row in again)
 
 
 @pytest.mark.parametrize("name", ["get_state", "set_state"])
@@ -144,18 +165,12 @@ def test_a_branch_that_cannot_begin_is_an_infrastructure_error(policy, make_envs
 
     monkeypatch.setattr(ToolEnv, name, gone)
     envs = make_envs(6, fault_deadline=0, **KWARGS)
-    rows = play(sampler(policy, envs, vocab_size, lambda row, span, spare: spare if row.turns else 0), groups(0, 2))
+    rows = play(sampler(policy, envs, vocab_size, always), groups(0, 2))
     assert [row.episode for row in rows] == list(range(2 * SIZE))
     for row in rows:
-        begun = row.episode % SIZE < ROOTS
-        assert (row.fault is None) == begun == (row.parent is None)
+        begun = not row.branches
+        assert (row.fault is None) == begun
         assert begun or ("the sandbox is gone" in row.record["fault"] and row.truncated and row.record["messages"])
-
-
-def test_a_group_has_a_root():
-    for roots in (0, SIZE + 1):
-        with pytest.raises(ValueError, match=r"roots must be in \[1, 5\], the size of a group, got"):
-            Sampler.branch(None, SIZE, roots, sometimes)
 
 
 def test_a_copy_up_to_a_turn():
@@ -168,7 +183,8 @@ def test_a_copy_up_to_a_turn():
     for turn, length, starts, calls in ((0, 3, [0], 0), (2, 9, [0], 1), (3, 15, [0, 12], 3), (4, 20, [0, 12], 4)):
         child = row.upto(turn, episode=7)
         assert (child.episode, child.task_index, child.prompt_length) == (7, 9, 3)
-        assert (child.parent, child.branch_turn, child.copied) == (4, turn, length)
+        kept = turn - (turn > 1)  # the second turn has no token
+        assert (child.branches, child.copied, child.record["branch_turn"]) == (((4, kept),), length, turn)
         assert child.tokens.tolist() == list(range(length)) and child.segment_starts == starts
         assert child.stats == {"return": turn / 2, "turns": turn, "tool_calls": calls, "tool_errors": turn}
         assert child.reward_terms.total() == turn / 2 and len(child.turns) == turn

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from llm_utils.branching import Branching
 from llm_utils.sampling.rollout import Sampler, rollout
 from llm_utils.sampling.transformers_engine import TransformersEngine
 from llm_utils.training.forward import policy_forward, score
@@ -16,12 +17,12 @@ EPISODES = [(number, 3 * (number // 4)) for number in range(12)]
 def play(policy, make_envs, vocab_size):
     """play(force, **kwargs): the rows of some episodes, a vector environment, and the sampler."""
 
-    def run(force, branch=None, **kwargs):
+    def run(force, branches=False, **kwargs):
         envs = make_envs(4, **{"max_turns": 4, "max_action_tokens": 14, **kwargs})
-        sampler = Sampler(envs, TransformersEngine(policy, 4, vocab_size), seed=1, in_order=True)
+        sampler = Sampler(envs, TransformersEngine(policy, 4, vocab_size, entropies=True), seed=1, in_order=True)
         sampler.force = force(envs.envs[0])
-        if branch:
-            sampler.branch(4, 2, branch)
+        if branches:
+            sampler.branching = Branching(4, 2, beam=2, alpha=1.0, beta=0.0, window=1, unit=1.0, seed=1)
         sampler.add(EPISODES)
         return sampler.collect([number for number, _ in EPISODES]), envs
 
@@ -34,11 +35,11 @@ def hints(env):
     return lambda row: texts[len(row.turns)]
 
 
-@pytest.mark.parametrize("branch", [None, lambda row, span, spare: min(spare, len(row.turns))])
-def test_forced_tokens_are_in_state_and_action_but_not_in_the_mask(policy, play, vocab_size, branch):
-    rows, envs = play(hints, branch)
+@pytest.mark.parametrize("branches", [False, True])
+def test_forced_tokens_are_in_state_and_action_but_not_in_the_mask(policy, play, vocab_size, branches):
+    rows, envs = play(hints, branches)
     force = hints(envs.envs[0])
-    assert branch is None or sum(row.parent is not None for row in rows) == 6
+    assert sum(bool(row.branches) for row in rows) == 6 * branches
     for row in rows:
         state, _ = envs.envs[0].reset(options={"task_index": row.task_index})
         row_mask, so_far = np.zeros(len(row.tokens), bool), Trajectory(0, 0, 0, state)
