@@ -51,7 +51,7 @@ class Critic(nn.Module):
 
 @dataclass(frozen=True)
 class CriticFacts:
-    """What a saved critic was trained for."""
+    """The tokens, the policy and the environment that a saved critic was trained for."""
 
     env_id: Any
     tokenizer: str  # the fingerprint of its tokenizer

@@ -121,6 +121,8 @@ class Sampler:
         errors = sum(not call["ok"] for call in calls)
         for name, value in zip(OF_TURNS, (float(reward), 1, len(calls), errors), strict=True):
             row.stats[name] += value
+        if span.candidate_tokens is not None:
+            row.stats["candidate_tokens"] = row.stats.get("candidate_tokens", 0) + span.candidate_tokens
         row.reward_terms.update(info.get("reward_terms", {}))
         if terminated or truncated:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
