@@ -34,7 +34,7 @@ from llm_utils.setup.environments import env_kwargs, environment_spec, kwargs_of
 from llm_utils.training.forward import check_finite, pad, policy_forward
 from llm_utils.training.metrics import TokenMeans
 from llm_utils.trajectory import Trajectory, make_batch, token_weights
-from llm_utils.value_model import Critic
+from llm_utils.value_model import Critic, check_answers, score_values, show_answers, values_of
 
 Array = np.ndarray
 
@@ -76,6 +76,8 @@ class Args(Common):
     """learning rate of the critic (None: 1e-3 for the shipped policy, 1e-5 for other models)"""
     anneal_lr: bool = True
     """anneal both learning rates linearly to 0"""
+    critic_sees: Literal["state", "answer"] = "state"
+    """answer: the critic reads the task's gold answer before the prompt, the policy does not (an asymmetric critic)"""
     critic_warmup: int = 1
     """iterations at the start that train only the critic"""
     critic_only: bool = False
@@ -275,22 +277,6 @@ def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip
     return loss / 2
 
 
-@torch.no_grad()
-def score_values(rows: Sequence[Trajectory], run: Run) -> None:
-    """Fill `values` and `value_last` of all trajectories."""
-    local_rows = distributed.scatter(rows)
-    for segments, _ in run.microbatches(local_rows):
-        values = run.critic(pad([row.tokens for row in segments], run.device)).cpu().numpy()
-        for segment, segment_values in zip(segments, values, strict=True):
-            row, last = segment.trajectory, len(segment.tokens) - 1
-            row.values[segment.start + 1 : segment.end] = segment_values[:last]
-            if segment.end == len(row.tokens):
-                row.value_last = float(segment_values[last])
-    results = distributed.gather({row.episode: (row.values, row.value_last) for row in local_rows})
-    for row in rows:
-        row.values, row.value_last = results[row.episode]
-
-
 def explained_variance(rows: Sequence[Trajectory]) -> float:
     """Return the share of the returns' variance that the values explain; NaN if there are no returns."""
     returns = np.concatenate([row.returns[row.value_mask] for row in rows] or [np.zeros(0)])
@@ -331,7 +317,7 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
                 means.add_gap((new - batch.sampler)[batch.sampled])
         batch = make_batch(segments, device)
         at = pad([row.value_mask for row in segments], device).nonzero(as_tuple=True)
-        values = run.critic(pad([row.tokens for row in segments], device))[at[0], at[1] - 1]
+        values = values_of(run.critic, segments, device)[at[0], at[1] - 1]
         losses = value_loss(values, batch.values, batch.returns, args.clip_coef_value)
         loss = check_finite(losses.sum() / max(1, num_states), segments)
         (loss * scale).backward()
@@ -353,6 +339,8 @@ if __name__ == "__main__":
         with plain_errors(args.env_id):
             envs = gym.make_vec(spec, split=args.split, **kwargs | of_training)
             eval_envs = gym.make_vec(spec, split=args.eval_split, **kwargs) if args.eval_episodes else None
+            if args.critic_sees == "answer":
+                check_answers(envs)
     run = make_run(args, envs, eval_envs, Critic)
     count = args.episodes_per_iteration
 
@@ -372,6 +360,8 @@ if __name__ == "__main__":
             # values, log-probabilities, advantages
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
+            if args.critic_sees == "answer":
+                show_answers(rows, run)
             score_values(rows, run)
             if args.kl_coef > 0:
                 run.score_reference(rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
+import json
 import math
 import operator
 import os
@@ -35,6 +37,18 @@ class ArgumentError(PrintableMessage, ValueError):
 
 class FunctionError(ArgumentError):
     """A function of the user's failed, or returned something else than it must. The scripts print it in one line."""
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that a flag of a command line names. Raises ArgumentTypeError, which argparse prints."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        example = """'{"split": "test"}'"""
+        raise argparse.ArgumentTypeError(f"must be a JSON object, such as {example}, got {text!r:.200}")
+    return value
 
 
 def add_current_folder() -> None:

@@ -98,11 +98,15 @@ class Outcome:
 
 @dataclass
 class PendingCall:
-    """A call that the policy wrote. `tool` is None if nothing can be run; `error` then holds the reason."""
+    """A call that the policy wrote. `tool` is None if nothing can be run; `error` then holds the reason.
+
+    `shown` is the text that the policy read if another loop replaced the result's. Judges never see it.
+    """
 
     call: Call
     tool: Tool | None
     error: str | None = None
+    shown: str | None = None
 
     @property
     def arguments(self) -> Any:

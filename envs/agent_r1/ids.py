@@ -16,6 +16,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from agent_r1.arguments import ArgumentError, add_current_folder
+from agent_r1.remote import RemoteEnv, server_task_counts
 from agent_r1.tool_env import ToolEnv
 
 HELD_OUT = ("test", "validation", "dev")  # programs evaluate on the first of these that exists, if no split is named
@@ -63,13 +64,16 @@ def _make(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
 def task_counts(env_id: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, int]:
     """Return the number of tasks of each split of an id; splits whose data is missing are left out.
 
-    `kwargs` are arguments of the environment, without `split`. "module:id" imports the module first. Raises
-    ArgumentError if there is no such environment, or if no split can be made.
+    `kwargs` are arguments of the environment, without `split`. "module:id" imports the module first. Of a remote
+    environment, the server counts them. Raises ArgumentError if there is no such environment, if no split can be made,
+    or if no server answers.
     """
     spec, kwargs = find_environment(env_id), dict(kwargs or {})
     if "split" in kwargs:
         raise ArgumentError("task_counts counts the tasks of every split; leave out the argument split")
     maker = creator(spec.id)
+    if isinstance(maker, type) and issubclass(maker, RemoteEnv):
+        return server_task_counts(**kwargs)
     if not isinstance(maker, type):  # a function: its environments know their splits
         maker = type(cast(ToolEnv, gym.make(spec.id, **kwargs).unwrapped))
     counts = {}

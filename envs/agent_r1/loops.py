@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_r1.dialects import Call
-from agent_r1.episode import Made, OpenTurn, PendingCall
+from agent_r1.episode import MAX_CALLS, Made, OpenTurn, PendingCall
+from agent_r1.remote import RemoteEnv
 from agent_r1.text.chat import Message, chat_messages
-from agent_r1.text.tokenizers import control_tokens, render_chat
+from agent_r1.text.tokenizers import control_tokens, render_chat, replace_surrogates
 from agent_r1_tools import ToolFault, ToolResult
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Form = Literal["schemas", "text"]
 
 ENDED = "The task has ended. Tools do not run any more."
+TOO_MANY = "This episode has had too many calls. Tools do not run any more."
 _SYSTEM = "ZQsystemQZ"
 _ROLES = {"ai": "assistant", "AIMessageChunk": "assistant", "tool": "tool", "human": "user", "system": "system"}
 
@@ -104,17 +105,20 @@ def _check_form(tools: str) -> None:
 def call_tool(env: ToolEnv, name: str, arguments: Any) -> ToolResult:
     """Make a call for an episode that the loop of another program plays; `score_messages` pays it.
 
-    Faults are retried. A call of a tool that does not exist, or after the end of the task, fails with a text that the
-    policy can read. Raises ToolFault for a fault that persists, and RuntimeError if the episode has turns, or if the
-    tools run elsewhere (`RemoteEnv`).
+    Faults are retried. A call fails with a text that the policy can read if there is no such tool, if the task has
+    ended, or after `max_turns` * `MAX_CALLS` calls. Raises ToolFault for a fault that persists, and RuntimeError if the
+    episode has turns, or if the tools run elsewhere (`RemoteEnv`).
     """
     episode = env.episode
     if episode.over or episode.turns:
         raise RuntimeError("call_tool() is for an episode that another loop plays; call reset() before its first call")
     if episode.fault is not None:
         raise ToolFault(episode.fault)
-    if any(result.done or result.fault is not None for _, _, result in episode.made):
-        return ToolResult(ENDED, ok=False)
+    if _is_full(env):
+        return ToolResult(TOO_MANY, ok=False)
+    if any(_ends(result) for _, _, result in episode.made):
+        episode.made.append((name, arguments, ToolResult(ENDED, ok=False)))
+        return episode.made[-1][2]
     if not env.tools and env.schemas:
         raise RuntimeError("call_tool() needs the tools, which run elsewhere; play with step() or step_message()")
     if name not in env.tools:
@@ -125,6 +129,15 @@ def call_tool(env: ToolEnv, name: str, arguments: Any) -> ToolResult:
     if results[0].fault is not None:
         raise ToolFault(f"tool {name}: {results[0].fault}", ran=results[0].ran)
     return results[0]
+
+
+def _is_full(env: ToolEnv) -> bool:
+    """Return whether the episode has had as many calls as its turns can have: a loop must not fill the memory."""
+    return len(env.episode.made) >= env.episode.max_turns * MAX_CALLS
+
+
+def _ends(result: ToolResult) -> bool:
+    return result.done or result.fault is not None
 
 
 def take_result(made: list[Made], call: Call) -> ToolResult | None:
@@ -138,9 +151,10 @@ def take_result(made: list[Made], call: Call) -> ToolResult | None:
 def score_messages(env: ToolEnv, messages: Sequence[Any]) -> tuple[float, dict[str, Any]]:
     """Return the return of a conversation that another loop played in this episode, and the last info.
 
-    The turns are judged as in `step`, but no tool runs: the results are those that `call_tool` returned, with the text
-    that the messages show. `info["turn_rewards"]` has the reward of each turn. A last turn whose calls were never made
-    is left out: the other loop has stopped before it. A conversation without an answer is unfinished.
+    The turns are judged as in `step`, but no tool runs. Judges see the results that `call_tool` returned. The state has
+    the texts that the messages show for them. `info["turn_rewards"]` has the reward of each turn. A last turn whose
+    calls were never made is left out: the other loop has stopped before it. A conversation without an answer is
+    unfinished.
 
     Args:
         env: the environment, after `reset` and the loop's calls.
@@ -149,9 +163,11 @@ def score_messages(env: ToolEnv, messages: Sequence[Any]) -> tuple[float, dict[s
     Raises:
         ValueError: there is no turn, a call before the last turn was not made by `call_tool`, or the task has a user
             (`user_turn`), whom only `step_message` asks.
-        RuntimeError: the episode has turns already.
+        RuntimeError: the episode has turns already, or its turns run elsewhere (`RemoteEnv`).
         TypeError: a message has another form.
     """
+    if isinstance(env, RemoteEnv):
+        raise RuntimeError("score_messages() needs the judges, which run elsewhere; play with step() or step_message()")
     if env.episode.turns or env.episode.over:
         raise RuntimeError("score_messages() after the first turn; call reset() before the other loop begins")
     if env._has_user:
@@ -159,19 +175,27 @@ def score_messages(env: ToolEnv, messages: Sequence[Any]) -> tuple[float, dict[s
     turns = _turns(messages)
     if not turns:
         raise ValueError("the messages have no turn of an assistant")
-    made = list(env.episode.made)
+    made, full = list(env.episode.made), _is_full(env)
     left = list(made)
-    for turn_before in turns[:-1]:
-        _results(env, *turn_before, left, n=None)
-    if env.episode.fault is None and not all(_results(env, *turns[-1], left, n=None)):
+    for reply, _ in turns[:-1]:
+        _results(_read(env, reply), left, full)
+    if env.episode.fault is None and not all(_results(_read(env, turns[-1][0]), left, full)):
         del turns[-1]
     env.episode.max_turns = min(env.episode.max_turns, max(len(turns), 1))  # the other loop ended the episode here
     rewards: list[float] = []
     info: dict[str, Any] = {}
     for number, (reply, shown) in enumerate(turns or [({"content": ""}, [])]):
         turn = env._begin_turn(env.encode_reply(reply))
-        results = _results(env, reply, shown, made, n=number)
-        _, reward, terminated, truncated, info = env._end_turn(turn, [r for r in results if r is not None])
+        _show(turn, reply, shown)
+        results: list[ToolResult] = []
+        for pending, result in zip(turn.waiting, _results(turn, made, full), strict=True):
+            if result is None:
+                raise ValueError(
+                    f"turn {number} calls {pending.call.name}, but no such call was made; the other loop must call "
+                    "call_tool, after env.reset"
+                )
+            results.append(result)
+        _, reward, terminated, truncated, info = env._end_turn(turn, results)
         rewards.append(reward)
         if terminated or truncated:
             break
@@ -201,32 +225,34 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _results(
-    env: ToolEnv, reply: Any, shown: list[tuple[str | None, str]], made: list[Made], n: int | None
-) -> list[ToolResult | None]:
-    """Return the results of a reply's calls that have a tool, taken from `made`. With a turn's number `n`, raise
-    ValueError for a call that was not made."""
-    span = env.encode_reply(reply)
-    turn = OpenTurn.read(env.dialect.parse(span.tolist(), env.schemas), env.tools, closed=True)
-    texts = _texts(reply, shown, len(turn.calls))
-    results: list[ToolResult | None] = []
-    for pending, text in zip(turn.calls, texts, strict=True):
-        if pending.tool is None:
-            continue
-        result = take_result(made, pending.call)
-        if result is None and n is not None:
-            raise ValueError(
-                f"turn {n} calls {pending.call.name}, but no such call was made; the other loop must call "
-                "call_tool, after env.reset"
-            )
-        results.append(result if result is None or text is None else replace(result, content=text))
-    return results
+def _read(env: ToolEnv, reply: Any) -> OpenTurn:
+    return OpenTurn.read(env.dialect.parse(env.encode_reply(reply).tolist(), env.schemas), env.tools, closed=True)
 
 
-def _texts(reply: Any, shown: list[tuple[str | None, str]], number: int) -> list[str | None]:
-    """Return the text that the messages show for each of the calls of a reply; None where they show none."""
+def _results(turn: OpenTurn, made: list[Made], full: bool) -> list[ToolResult | None]:
+    """Return the results of a turn's calls that have a tool, taken from `made`; None for a call that was not made.
+
+    A refused call needs none: where the turn ended the task, or if the episode had too many calls (`full`).
+    """
+    results = [take_result(made, pending.call) for pending in turn.waiting]
+    for call in turn.skipped:  # the other loop made them: a later turn must not get their results
+        calls = [(name, arguments) for name, arguments, _ in made]
+        if (call.name, call.arguments) in calls:
+            del made[calls.index((call.name, call.arguments))]
+    ended = any(result is not None and _ends(result) for result in results)
+    if not ended and not full:
+        return results
+    return [result or ToolResult(ENDED if ended else TOO_MANY, ok=False) for result in results]
+
+
+def _show(turn: OpenTurn, reply: Any, shown: list[tuple[str | None, str]]) -> None:
+    """Note the text that the messages show for each call of a turn, by its id; for equal ids, in their order."""
     fields = reply.model_dump() if hasattr(reply, "model_dump") else reply
     calls = [*(fields.get("tool_calls") or []), *(fields.get("invalid_tool_calls") or [])]
     ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
-    by_id = {str(call_id): text for call_id, text in shown if call_id is not None}
-    return [by_id.get(str(ids[i])) if i < len(ids) else None for i in range(number)]
+    texts: dict[str, list[str]] = {}
+    for call_id, text in shown:
+        texts.setdefault(str(call_id), []).append(text)
+    for pending, call_id in zip(turn.calls, ids, strict=False):
+        if waiting := texts.get(str(call_id)):
+            pending.shown = replace_surrogates(waiting.pop(0))

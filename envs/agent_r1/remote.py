@@ -8,11 +8,19 @@ makes in a thread. Tokens, rewards, flags, infos and messages are those of the e
 
 from __future__ import annotations
 
+import atexit
 import copy
+import itertools
+import json
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
 
 import numpy as np
 
@@ -20,18 +28,27 @@ from agent_r1.arguments import ArgumentError
 from agent_r1.dialects import Call
 from agent_r1.episode import Episode, OpenTurn, PendingCall, Task, Tokens
 from agent_r1.faults import fault_line
+from agent_r1.remote_answers import FORMS, check_prompt, check_turn, problem_of, read_json
 from agent_r1.text.tokenizers import fingerprint, load_tokenizer
 from agent_r1.tool_env import Step, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
 
+if TYPE_CHECKING:
+    from agent_r1_tools.exchange import Exchange
+
 TOKEN_VARIABLE = "AGENT_R1_SERVER_TOKEN"
 CHOSEN = ("max_turns", "max_context_tokens", "max_action_tokens", "unfinished_reward")
 """The arguments whose values the server tells, defaults included."""
+ANSWER_BYTES = 16 << 20
+"""The longest answer that is read: 262,144 tokens and their text take less."""
+LEAVE_SECONDS = 5.0
+"""The time for closing a session, and at the end of the program for closing all."""
+OTHER = "the server's answer cannot be used"
 GONE = "the server has no such session any more: it was restarted, or the session was idle for too long"
 
 
 class Unreachable(ToolFault):
-    """A server that does not answer. `ran` is True if it has lost the session, so that no answer can come."""
+    """A server that gives no answer, or one that cannot be used. `ran` is True if asking again would not help."""
 
 
 class _Turn(Tool):
@@ -44,17 +61,22 @@ class _Turn(Tool):
         self.name, self.description = "turn", "Send a turn to the server."
         self.parameters = {"type": "object", "properties": {}}
         self.timeout, self.timeout_is_fault = timeout + 5.0, True
-        self._env = env
+        self._env = weakref.proxy(env)  # an environment that is dropped is collected at once
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """Send the last span. A server that is gone, or has lost the session, is a fault."""
-        start, end = self._env.episode.turns[-1]
-        tokens = self._env.episode.buffer[start:end].tolist() + self._env._beyond
-        return ToolResult("", data=self._env._act("step", tokens=tokens))
+        """Send the last span. A server that is gone, or has lost the session, is a fault.
+
+        The data is the answer, or the ValueError or RuntimeError of the environment, which the step raises.
+        """
+        try:
+            return ToolResult("", data=self._env._send_turn())
+        except (ValueError, RuntimeError) as error:
+            return ToolResult("", data=error)
 
 
 class RemoteEnv(ToolEnv):
-    """An environment that runs on a server. Further arguments are those of `ToolEnv` that `serve.ALLOWED` names.
+    """An environment that runs on a server. Further arguments are those of `ToolEnv` in
+    `agent_r1.server.sessions.ALLOWED`.
 
     Args:
         url: the address of a server, or a list of them (or one text with commas): an environment takes the server with
@@ -83,40 +105,44 @@ class RemoteEnv(ToolEnv):
     ) -> None:
         self.urls = _urls(url)
         self.env_id, self._timeout = env_id, timeout
-        self._token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
+        self._exchange = _exchange(token, timeout)
         tokenizer = load_tokenizer(tokenizer, chat_template)
         local = {name: kwargs.pop(name) for name in self._local if name in kwargs}
         self._fingerprint, self._kwargs = fingerprint(tokenizer), kwargs
-        self._client: Any = None
         self._session: str | None = None
-        self.url = ""
+        self._leave: Callable[[], Future[Any] | None] | None = None  # closes the session
+        self._about: dict[str, Any] = {}
+        self.url = self._avoided = ""  # the server, and one whose answers could not be used
         try:
-            about = self._open_session()
+            self._open_session()
         except ToolFault as fault:
             raise ArgumentError(str(fault)) from None
-        self._about = about
+        about = self._about
         self.splits = about["splits"]  # type: ignore[misc]
         self._shown: list[dict[str, Any]] = about["schemas"]
-        super().__init__(
-            tokenizer=tokenizer, dialect=about["dialect"], split=about["split"],
-            **{name: about[name] for name in CHOSEN}, **local,
-        )  # fmt: skip
+        try:
+            super().__init__(
+                tokenizer=tokenizer, dialect=about["dialect"], split=about["split"],
+                **{name: about[name] for name in CHOSEN}, **local,
+            )  # fmt: skip
+        except BaseException:
+            self._leave_session()
+            raise
         self._turn_tool = _Turn(self, timeout)
-        self._number = 0
         self._asked: tuple[int | None, Any] = (None, None)
         self._beyond: list[int] = []  # tokens of the last span without room: the server cuts it, too
 
     @classmethod
     def has_split(cls, split: str, **kwargs: Any) -> bool:
-        """Return whether the server's environment has this split."""
-        token = kwargs.get("token") or os.environ.get(TOKEN_VARIABLE)
-        for url in _urls(kwargs.get("url", "http://127.0.0.1:8080")):
-            try:
-                env_id = kwargs.get("env_id", "AgentR1/MultihopWorld-v0")
-                return split in _request(_client(token, 60.0), "GET", f"{url}/splits?env_id={env_id}")["splits"]
-            except (ToolFault, ArgumentError):
-                continue
-        return False
+        """Return whether the server's environment has this split. Raises ArgumentError if no server answers."""
+        if split in server_task_counts(**kwargs):
+            return True
+        server = {name: kwargs[name] for name in ("url", "env_id", "token", "timeout") if name in kwargs}
+        try:
+            cls(**server, split=split).close()  # another name of a split
+        except ArgumentError:
+            return False
+        return True
 
     @property
     def num_tasks(self) -> int:
@@ -141,13 +167,18 @@ class RemoteEnv(ToolEnv):
         seed, asked = self._asked
         self._task, self._first_info = None, {}
         body = {"seed": seed, "task_index": None if asked is None else index, "max_turns": max_turns}
-        try:
+        most, span = self.max_context_tokens, self.max_action_tokens
+        for another in (True, False):
             if self._session is None:
-                self._reopen()
-            begun = self._act("reset", patient=False, **body)
-        except Unreachable:
-            self._reopen()
-            begun = self._act("reset", patient=False, **body)
+                self._open_session()
+            try:
+                begun = self._act("reset", lambda got: check_prompt(got, len(self.tokenizer), most, span), **body)
+                break
+            except ToolFault as fault:
+                if self._session is not None:  # the environment there faulted
+                    raise
+                if not another:
+                    raise ToolFault(str(fault), ran=False) from None
         tokens = np.array(begun["tokens"], np.int32)
         self._task = Task(begun["info"]["task_id"], begun["question"], [], instructions=begun["instructions"])
         self._episode = Episode(begun["task_index"], begun["max_turns"], np.empty(2 * len(tokens), np.int32))
@@ -166,6 +197,16 @@ class RemoteEnv(ToolEnv):
             return OpenTurn(fault=episode.fault)
         return OpenTurn(calls=[PendingCall(Call("turn", {}), self._turn_tool)])
 
+    def _send_turn(self) -> dict[str, Any]:
+        """Send the last span and return the server's answer. Raises as `_act` does."""
+        episode, (start, end) = self.episode, self.episode.turns[-1]
+        room, span, size = self.max_context_tokens - end, self.max_action_tokens, len(self.tokenizer)
+        tokens = episode.buffer[start:end].tolist() + self._beyond
+        answer: dict[str, Any] = self._act(
+            "step", lambda got: check_turn(got, size, room, span, episode.turn, end - start), tokens=tokens
+        )
+        return answer
+
     def _try_turn(self, turn: OpenTurn, results: Sequence[ToolResult]) -> Step:
         """Take over the server's answer."""
         episode = self.episode
@@ -175,6 +216,8 @@ class RemoteEnv(ToolEnv):
             text = self.tokenizer.decode(episode.buffer[start:end].tolist())
             episode.messages.append({"role": "assistant", "content": text})
             return super()._try_turn(OpenTurn(fault=fault), [])
+        if isinstance(results[0].data, Exception):
+            raise results[0].data
         answer: dict[str, Any] = results[0].data
         info = answer["info"]
         episode.append(answer["new"])
@@ -202,127 +245,229 @@ class RemoteEnv(ToolEnv):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a snapshot. Raises ValueError for one that this server does not have."""
+        if self._session is None:
+            self._open_session()
         if state["url"] != self.url:
             raise ValueError(f"the snapshot is kept by {state['url']}, this environment is at {self.url}")
-        if self._session is None:
-            self._reopen()
         self._act("restore", snapshot=state["snapshot"])
         self._episode, self._task = copy.deepcopy(state["episode"]), state["task"]
 
     def close(self) -> None:
         """Close the session on the server."""
-        session, self._session = self._session, None
-        if session is not None:
-            try:
-                _request(self._client, "DELETE", f"{self.url}/sessions/{session}", seconds=5.0)
-            except (ToolFault, ArgumentError, ValueError):
-                pass  # it closes idle sessions itself
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        left = self._leave_session()
+        if left is not None:
+            with suppress(Exception):  # the server closes idle sessions itself
+                left.result(LEAVE_SECONDS)
+        self._exchange.close()
         super().close()
 
     # ------------------------------------------------------------------ the server
 
-    def _open_session(self) -> dict[str, Any]:
-        """Open a session at the server with the most free ones. Raises ToolFault if none answers."""
-        if self._client is None:
-            self._client = _client(self._token, self._timeout)
-        free: list[tuple[int, int, str]] = []
-        problems: list[str] = []
+    def _open_session(self) -> None:
+        """Open a session at the server with the most free ones. One whose answers could not be used comes last.
+
+        A server that gives no session is skipped with a warning. Raises ToolFault if there is no other.
+        """
+        free: list[tuple[bool, int, int, str]] = []
+        skipped: list[str] = []
+        full: list[str] = []
         for url in self.urls:
             try:
-                health = _request(self._client, "GET", f"{url}/health", seconds=10.0)
-                free.append((health["sessions"] - health["max_sessions"], len(free), url))
-            except ToolFault as fault:
-                problems.append(f"{url}: {fault}")
-        body = {"env_id": self.env_id, "kwargs": self._kwargs, "tokenizer": self._fingerprint}
-        for _, _, url in sorted(free):
-            try:
-                about: dict[str, Any] = _request(self._client, "POST", f"{url}/sessions", body)
-            except ToolFault as fault:  # full since then
-                problems.append(f"{url}: {fault}")
+                health = _request(self._exchange, "GET", f"{url}/health", "health", seconds=10.0)
+            except (ToolFault, ArgumentError) as error:
+                skipped.append(f"{url}: {error}")
                 continue
-            self.url, self._session = url, about["session"]
-            return about
-        raise ToolFault(f"no environment server has a session for us: {'; '.join(problems)}", ran=False)
+            used, bound = health["sessions"], health["max_sessions"]
+            if used < bound:
+                free.append((url == self._avoided, used - bound, len(free), url))
+            else:
+                full.append(f"{url}: all {bound} sessions are in use")
+        for *_, url in sorted(free):
+            problem = self._open_at(url)
+            if problem is None:
+                for line in skipped:
+                    warnings.warn(f"a server was skipped: {line}", RuntimeWarning, stacklevel=2)
+                return
+            skipped.append(f"{url}: {problem}")
+        problems = "; ".join([*skipped, *full])
+        remedy = f"start one with python -m agent_r1.serve {self.env_id}"
+        raise ToolFault(f"no environment server has a session for us: {problems}; {remedy}", ran=False)
 
-    def _reopen(self) -> None:
-        """Open a session again, after the server lost it or was lost."""
-        self._session = None
-        about = self._open_session()
-        if any(about[name] != self._about[name] for name in about.keys() - {"session", "schemas"}):
-            raise ArgumentError(f"{self.url} has another {self.env_id} than the server before; start both alike")
-        self._number = 0
+    def _open_at(self, url: str) -> str | None:
+        """Open a session at a server; return None, or why that is not possible."""
+        body = {"env_id": self.env_id, "kwargs": self._kwargs, "tokenizer": self._fingerprint}
+        try:
+            about = _request(self._exchange, "POST", f"{url}/sessions", "sessions", body)
+        except (ToolFault, ArgumentError) as error:
+            return str(error)
+        self.url, self._session, self._number = url, about["session"], 0
+        address, pid = f"{url}/sessions/{self._session}", os.getpid()
+        _open_sessions[address] = pid, self._exchange.headers
+        self._leave = leave = weakref.finalize(self, _leave, self._exchange, address, pid)
+        leave.atexit = False  # see `_leave_all`
+        before = self._about or about
+        if any(about.get(name) != before[name] for name in before.keys() - {"session", "schemas"}):
+            self._leave_session()
+            return f"it has another {self.env_id} than the server before; start both alike"
+        self._about = about
+        return None
 
-    def _act(self, what: str, patient: bool = True, **body: Any) -> Any:
-        """Make a request that the server acts on once, however often it is sent.
+    def _leave_session(self) -> Future[Any] | None:
+        """Begin to close the session, if there is one."""
+        leave, self._leave, self._session = self._leave, None, None
+        return None if leave is None else leave()
 
-        Raises ToolFault if the server is gone (Unreachable at the first attempt, if not `patient`) or the environment
-        there faulted, and ValueError and RuntimeError as the environment raises them.
+    def _act(self, what: str, problem_in: Callable[[Any], str | None] | None = None, **body: Any) -> Any:
+        """Make a request that the server acts on once, however often it is sent, and return the answer.
+
+        A request without an answer is sent again for `fault_deadline` seconds, and a reset once. After that the session
+        is left. Raises ToolFault then, or if the environment there faulted, and ValueError and RuntimeError as the
+        environment raises them.
+
+        Args:
+            what: the end of the route, which is the name of the answer's form.
+            problem_in: a function that returns why an answer cannot be used, or None.
+            body: the request.
         """
         self._number += 1
         body["number"] = self._number
         end = time.monotonic() + min(self.fault_deadline, self._timeout)
-        while True:
+        for attempt in itertools.count(1):
             try:
                 if self._session is None:
                     raise Unreachable(GONE, ran=True)
-                return _request(self._client, "POST", f"{self.url}/sessions/{self._session}/{what}", body)
+                address = f"{self.url}/sessions/{self._session}/{what}"
+                answer = _request(self._exchange, "POST", address, what, body)
+                problem = problem_in(answer) if problem_in is not None else None
+                if problem is None:
+                    return answer
+                raise Unreachable(f"{OTHER}: {problem}", ran=True)
             except Unreachable as error:
-                if not patient:
-                    raise
-                if error.ran or time.monotonic() > end:
-                    self._session = None  # the next episode has another one
+                if error.ran or (attempt > 1 if what == "reset" else time.monotonic() > end):
+                    self._leave_session()  # the next episode has another one
+                    self._avoided = "" if error.args == (GONE,) else self.url
                     raise ToolFault(f"{self.url}: {error}", ran=True) from None
                 time.sleep(0.2)
 
 
+_open_sessions: dict[str, tuple[int, dict[str, str]]] = {}  # address -> the process that opened it, and its headers
+
+
+def _leave(exchange: Exchange, address: str, pid: int) -> Future[Any] | None:
+    """Begin to close a session. It does not wait, because the garbage collector may call it in any thread."""
+    if os.getpid() != pid:  # a fork: the session is its parent's
+        return None
+    asked = exchange.start("DELETE", address, b"", ANSWER_BYTES, LEAVE_SECONDS)
+    asked.add_done_callback(lambda _: _open_sessions.pop(address, None))  # the program may end before
+    return asked
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Close the sessions of environments that are still open when the program ends, where no thread can be started."""
+    mine = [(address, headers) for address, (pid, headers) in list(_open_sessions.items()) if pid == os.getpid()]
+    if not mine:
+        return
+    import httpx
+
+    end = time.monotonic() + LEAVE_SECONDS
+    with httpx.Client(timeout=1.0, trust_env=False) as client:
+        for address, headers in mine:
+            if time.monotonic() < end:
+                with suppress(httpx.HTTPError, OSError):
+                    client.delete(address, headers=headers)
+
+
+def server_task_counts(
+    url: str | Sequence[str] = "http://127.0.0.1:8080",
+    env_id: str = "AgentR1/MultihopWorld-v0",
+    *,
+    token: str | None = None,
+    timeout: float = 600.0,
+    **others: Any,
+) -> dict[str, int]:
+    """Return the number of tasks of each split of an environment on a server, the first one that answers.
+
+    The arguments are those of `RemoteEnv`; `others` change nothing. Raises ArgumentError if no server answers.
+    """
+    problems = []
+    exchange = _exchange(token, timeout)
+    try:
+        for one in _urls(url):
+            try:
+                address = f"{one}/splits?env_id={quote(env_id, safe='')}"
+                return dict(_request(exchange, "GET", address, "splits")["splits"])
+            except (ToolFault, ArgumentError) as error:
+                problems.append(f"{one}: {error}")
+    finally:
+        exchange.close()
+    remedy = f"start one with python -m agent_r1.serve {env_id}"
+    raise ArgumentError(f"no environment server tells its splits: {'; '.join(problems)}; {remedy}")
+
+
 def _urls(url: str | Sequence[str]) -> list[str]:
+    from agent_r1_tools.exchange import is_address
+
     urls = url.split(",") if isinstance(url, str) else list(url)
     urls = [one.strip().rstrip("/") for one in urls if one.strip()]
-    if not urls or not all(one.startswith(("http://", "https://")) for one in urls):
+    if not urls or not all(map(is_address, urls)):
         raise ArgumentError(f"url must be http://HOST:PORT of python -m agent_r1.serve, or a list of them, got {url!r}")
     return urls
 
 
-def _client(token: str | None, timeout: float) -> Any:
-    try:
-        import httpx
-    except ImportError as error:
-        raise ImportError(f'{error}: AgentR1/Remote-v0 needs pip install "agent-r1[http]"') from error
+def _exchange(token: str | None, timeout: float) -> Exchange:
+    from agent_r1_tools.exchange import Exchange
+
+    token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return httpx.Client(headers=headers, timeout=httpx.Timeout(timeout, connect=5.0), trust_env=False)
+    return Exchange(timeout, headers, connect_seconds=5.0, trust_env=False)
 
 
-def _request(client: Any, method: str, url: str, body: Any = None, seconds: float | None = None) -> Any:
-    """Return the answer of a request.
+def _request(
+    exchange: Exchange, method: str, url: str, form: str, body: Any = None, seconds: float | None = None
+) -> dict[str, Any]:
+    """Return the answer of a request, which has the form of this name (see `FORMS`).
 
-    Raises Unreachable if the server or the session is gone, ToolFault if the environment there faulted, ArgumentError
-    for what the server does not serve, and ValueError and RuntimeError as the environment raises them.
+    Raises Unreachable if there is no answer, if it cannot be read, or if the session is gone; ToolFault if the
+    environment there faulted; ArgumentError for what the server does not serve; and ValueError and RuntimeError as the
+    environment raises them.
     """
-    import httpx
+    from agent_r1_tools.exchange import ExchangeError
 
-    extra = {} if seconds is None else {"timeout": seconds}
+    sent = b"" if body is None else json.dumps(body).encode()
     try:
-        response = client.request(method, url, json=body, **extra)
-    except httpx.TransportError as error:
-        raise Unreachable(f"{type(error).__name__}: {error}") from None
-    status, of_session = response.status_code, "/sessions/" in url
-    if status < 300:
-        return response.json()
-    try:
-        detail: Any = response.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        detail = response.text[:300]
-    if status == 404 and of_session:
+        status, coding, content = exchange.send(method, url, sent, ANSWER_BYTES, seconds)
+    except ExchangeError as error:
+        raise Unreachable(str(error)) from None
+    if coding != "identity":
+        raise Unreachable(f"{OTHER}: it is encoded as {coding!r:.40}, which nobody asked for")
+    if len(content) > ANSWER_BYTES:
+        raise Unreachable(f"{OTHER}: it has more than {ANSWER_BYTES} bytes", ran=True)
+    answer = read_json(content)
+    if 200 <= status < 300:
+        if answer is None:
+            raise Unreachable(f"{OTHER}: it is no JSON, but {content[:100]!r}")
+        if (problem := problem_of(answer, FORMS[form])) is not None:
+            raise Unreachable(f"{OTHER}: {problem}", ran=True)
+        return dict(answer)
+    detail = answer.get("detail") if isinstance(answer, dict) else None
+    if isinstance(detail, str):
+        _raise_detail(status, detail, "/sessions/" in url)
+    if status == 503 and isinstance(detail, dict) and isinstance(detail.get("fault"), str):
+        raise ToolFault(detail["fault"], ran=True)  # the server has tried again for long enough
+    said = detail if isinstance(detail, str) else content[:200].decode(errors="replace")
+    raise Unreachable(f"status {status}: {said}")
+
+
+def _raise_detail(status: int, detail: str, of_session: bool) -> None:
+    """Raise the error that a server explains, except for a status that says nothing about the request."""
+    if of_session and status == 404:
         raise Unreachable(GONE, ran=True)
-    if status in (429, 502, 503, 504) and not isinstance(detail, dict):
-        raise Unreachable(f"status {status}: {detail}")
-    if status in (500, 503):  # the server has tried again for long enough
-        raise ToolFault(str(detail["fault"] if isinstance(detail, dict) else detail), ran=True)
-    if status == 409:
+    if of_session and status == 409:
         raise RuntimeError(detail)
-    if of_session:
+    if of_session and status in (410, 422):
         raise ValueError(detail)
-    raise ArgumentError(f"{url}: status {status}: {detail}")
+    if of_session and status == 500:  # a bug of the environment
+        raise ToolFault(detail, ran=True)
+    if not of_session and status in (401, 403, 404, 422):
+        raise ArgumentError(f"status {status}: {detail}")

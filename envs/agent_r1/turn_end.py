@@ -81,7 +81,7 @@ class TurnEnd:
             error = call.error or (None if result.ok else result.content)
             record = {"name": call.name, "arguments": pending.arguments, "ok": result.ok}
             self.calls.append(record | ({"error": error} if error else {}))
-            responses.append((call.name, result.content))
+            responses.append((call.name, result.content if pending.shown is None else pending.shown))
             if result.fault is not None or self._end is not None:
                 break
         if self.fault is not None:

@@ -13,6 +13,7 @@ import copy
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -26,12 +27,13 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from agent_r1.episode import Tokens
-from agent_r1.faults import Patience
+from agent_r1.faults import Patience, fault_line, may_have_acted
 from agent_r1.spaces import UnicodeText
 from agent_r1.text.chat import decode_state, encode_turn
 from agent_r1.tool_env import ToolEnv
 from agent_r1.vector_calls import InFlight, VectorCalls
 from agent_r1_tools import ToolFault
+from agent_r1_tools.tool import is_fault
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -121,9 +123,17 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
         self.max_episode_steps = max_episode_steps
         self.observe_new = observation == "new"
         self.text = text
-        self.envs: tuple[ToolEnv, ...] = tuple(make(**kwargs) for _ in range(num_envs))
-        first = self.envs[0]
-        first._count_tasks()  # raises if there is no valid number: learners read it before the first reset
+        self.envs: tuple[ToolEnv, ...] = ()
+        try:
+            for _ in range(num_envs):
+                self.envs = (*self.envs, make(**kwargs))
+            first = self.envs[0]
+            first._count_tasks()  # raises if there is no valid number: learners read it before the first reset
+        except BaseException:
+            for made in self.envs:
+                with suppress(Exception):
+                    made.close()
+            raise
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = UnicodeText() if text else first.observation_space
@@ -268,6 +278,68 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
 
     # ------------------------------------------------------------------ episodes
 
+    def fork(self, source: int, target: int) -> tuple[Any, dict[str, Any]]:
+        """Continue the episode of `source` in `target`, too: `set_state(target, get_state(source))`.
+
+        Returns the observation and info of `target`. Raises ValueError for equal ids, and the errors of both.
+        """
+        if source == target:
+            raise ValueError(f"source and target are both {source}; an episode is forked into another slot")
+        return self.set_state(target, self.get_state(source))
+
+    def get_state(self, source: int) -> dict[str, Any]:
+        """Return a snapshot from which the episode of `source` can continue, in any slot.
+
+        It can be pickled. A wrapper with its own notes on each episode must add them here and in `set_state`.
+
+        Raises: ValueError for an id out of range; RuntimeError for an episode that is over or in flight; ToolFault for
+        an infrastructure error that persists for `fault_deadline` seconds.
+        """
+        slot = self._slot(source)
+        if slot.phase is not Phase.READY:
+            remedy = "recv() its result" if slot.phase is Phase.IN_FLIGHT else "take the snapshot before its last turn"
+            raise RuntimeError(f"episode {source} is {slot.phase.value}; {remedy}")
+        state = {name: copy.copy(getattr(slot, name)) for name in _COPIED}
+        return state | {"class": type(slot.env).__name__, "env": _retried(slot.env, slot.env.get_state)}
+
+    def set_state(self, target: int, state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Continue from a snapshot of `get_state` in `target`, whose episode is lost. The snapshot is not changed.
+
+        Equal actions then give equal episodes: the random state, the turns so far and the limits are those of the
+        snapshot. A `target` that never began needs no reset.
+
+        Returns the observation and info of `target`, as a reset does.
+
+        Raises: ValueError for an id out of range, and for a snapshot of other tasks; RuntimeError for a `target` in
+        flight; ToolFault for an infrastructure error that persists for `fault_deadline` seconds. After an error of the
+        environment, `target` is over.
+        """
+        slot = self._slot(target)
+        if slot.phase is Phase.IN_FLIGHT:
+            raise RuntimeError(f"episode {target} is in flight; recv() its result before another one replaces it")
+        more = self._prepare(slot, state)
+        if type(slot.env).__name__ != state["class"]:
+            raise ValueError(
+                f"the snapshot is of {state['class']}, but episode {target} is of {type(slot.env).__name__}; "
+                "make both by one function"
+            )
+        slot.phase = Phase.OVER  # if the environment cannot continue
+        _retried(slot.env, partial(slot.env.set_state, state["env"]))
+        for name in _COPIED:
+            setattr(slot, name, copy.copy(state[name]))
+        slot.phase = Phase.READY
+        return slot.observation, slot.env._info({}, []) | more
+
+    def _slot(self, number: int) -> _Slot:
+        self._check_open()
+        if not 0 <= number < self.num_envs:
+            raise ValueError(f"an episode's number must be in [0, {self.num_envs}), got {number}")
+        return self._slots[number]
+
+    def _prepare(self, slot: _Slot, state: dict[str, Any]) -> dict[str, Any]:
+        """Give a slot the kind of environment that a snapshot is of. Return further entries of its info."""
+        return {}  # here all slots have the same kind
+
     def _reset(
         self, slot: _Slot, seed: int | None, options: dict[str, Any], patience: Patience
     ) -> dict[str, Any]:
@@ -359,6 +431,22 @@ class ToolVectorEnv(gym.vector.VectorEnv[tuple[Any, ...], Sequence[Any], NDArray
             for own_options, own_value in zip(each, values, strict=True):
                 own_options[key] = own_value
         return each
+
+
+_COPIED = ("observation", "known", "room", "steps")  # entries of a slot that are part of a snapshot
+
+
+def _retried(env: ToolEnv, act: Callable[[], Any]) -> Any:
+    """Return `act()`; retry infrastructure errors. Raises ToolFault for one that persists."""
+    patience = Patience(env.fault_deadline)
+    while True:
+        try:
+            return act()
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            if may_have_acted(error) or not patience.wait():
+                raise ToolFault(fault_line("snapshot", error)) from error
 
 
 def vector_spec(env_id: str) -> EnvSpec:

@@ -9,6 +9,7 @@ Calls, threads and autoreset are those of `ToolVectorEnv`.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -86,7 +87,11 @@ class MixedVectorEnv(ToolVectorEnv):
         self._made: list[dict[int, ToolEnv]] = []  # of each slot: the environments that it has, by their place
         super().__init__(lambda: self._made_for(len(self._made), len(self._made) % count), num_envs, **given)
         self.closed = True  # until the constructor is done
-        self.kinds = tuple(self._made_for(0, place) for place in range(count))
+        try:
+            self.kinds = tuple(self._made_for(0, place) for place in range(count))
+        except BaseException:
+            self.close_extras()
+            raise
         sizes = [len(env.tokenizer) for env in self.kinds]
         if len(set(sizes)) > 1:
             self.close_extras()
@@ -132,11 +137,26 @@ class MixedVectorEnv(ToolVectorEnv):
                 raise ValueError(f"task_index must be in [0, {count}) for these environments, got {number}")
             place = bisect_right(self.tasks, number, key=lambda numbers: numbers.start) - 1
             options = options | {"task_index": number - self.tasks[place].start}
-        slot.env, slot.max_steps = self._made_for(slot.number, place), self._limits[place]
-        self.envs = (*self.envs[: slot.number], slot.env, *self.envs[slot.number + 1 :])
+        self._play(slot, place)
         if options.get("max_turns") is not None:
             options = options | {"max_turns": min(options["max_turns"], slot.env.max_turns)}
         return super()._reset(slot, seed, options, patience) | {"env_id": self.env_ids[place]}
+
+    def _play(self, slot: _Slot, place: int) -> None:
+        """Give a slot its environment of the id at `place`."""
+        slot.env, slot.max_steps = self._made_for(slot.number, place), self._limits[place]
+        self.envs = (*self.envs[: slot.number], slot.env, *self.envs[slot.number + 1 :])
+
+    def get_state(self, source: int) -> dict[str, Any]:
+        """Return a snapshot from which the episode of `source` can continue, in any slot."""
+        state = super().get_state(source)
+        place = next(place for place, env in self._made[source].items() if env is self.envs[source])
+        return state | {"place": place, "generator": copy.deepcopy(self._generators[source])}
+
+    def _prepare(self, slot: _Slot, state: dict[str, Any]) -> dict[str, Any]:
+        self._play(slot, state["place"])
+        self._generators[slot.number] = copy.deepcopy(state["generator"])
+        return {"env_id": self.env_ids[state["place"]]}
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments that were made. Running calls are abandoned."""

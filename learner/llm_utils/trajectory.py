@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -19,13 +20,17 @@ OF_TURNS = ("return", "turns", "tool_calls", "tool_errors")  # statistics of an 
 
 @dataclass
 class Turn:
-    """One sampled span: the tokens from `start` to before `end` of the trajectory, with its reward."""
+    """One sampled span: the tokens from `start` to before `end` of the trajectory, with the result of its turn."""
 
     start: int
     end: int
     reward: float
     logprobs: Array  # float32 [end - start], the sampler's
     versions: Array  # int32 [end - start], of the weights that sampled each token
+    tool_calls: int = 0
+    tool_errors: int = 0
+    reward_terms: Mapping[str, float] = field(default_factory=dict)  # the named terms of `reward`
+    forced: int = 0  # number of tokens before `start` that are part of the action, but were given, not sampled
 
 
 @dataclass(eq=False)
@@ -48,6 +53,11 @@ class Trajectory:
     stats: dict[str, float] = field(default_factory=lambda: dict.fromkeys(OF_TURNS, 0))  # and the task's metrics
     reward_terms: Any = field(default_factory=Counter)  # the named terms, summed over the episode
     record: dict[str, Any] = field(default_factory=dict)  # from `episode_record`, for people
+    answers: Sequence[str] = ()  # the task's gold answers, which no policy reads
+    critic_prefix: Array = field(default_factory=lambda: np.zeros(0, np.int32))  # before `tokens`, for the critic
+    parent: int | None = None  # the episode whose beginning this one continues; None: it begins at the prompt
+    branch_turn: int = 0  # number of turns that are copied from the parent
+    copied: int = 0  # number of tokens that are copied from the parent, the prompt included
 
     played: list[tuple[int, int, float]] = field(init=False)  # start, end and reward of all turns
     action_mask: Array = field(init=False)  # bool: True for sampled tokens
@@ -63,6 +73,34 @@ class Trajectory:
     value_last: float = 0.0  # the critic's value of the last state
     advantages: Array = field(init=False)
     returns: Array = field(init=False)  # targets of the critic
+
+    def add(self, turn: Turn) -> None:
+        """Append a turn, and count it in the statistics."""
+        self.turns.append(turn)
+        for name, value in zip(OF_TURNS, (turn.reward, 1, turn.tool_calls, turn.tool_errors), strict=True):
+            self.stats[name] += value
+        self.reward_terms.update(turn.reward_terms)
+
+    def upto(self, turn: int, episode: int) -> Trajectory:
+        """Return a copy of this running episode before its turn number `turn` (from 0), as the beginning of `episode`.
+
+        The copy shares no array. Its record names `parent` and `branch_turn`.
+
+        Raises ValueError for an episode that is over, because `finalize` moved its rewards, and for a turn after the
+        next one.
+        """
+        if hasattr(self, "played"):
+            raise ValueError(f"episode {self.episode} is over; copy it while it runs")
+        if not 0 <= turn <= len(self.turns):
+            raise ValueError(f"turn must be in [0, {len(self.turns)}], the turns of episode {self.episode}, got {turn}")
+        end = len(self.tokens) if turn == len(self.turns) else self.turns[turn].start - self.turns[turn].forced
+        starts = [start for start in self.segment_starts if start < end]
+        child = Trajectory(episode, self.task_index, self.prompt_length, self.tokens[:end].copy(), starts)
+        for old in self.turns[:turn]:
+            child.add(copy.deepcopy(old))
+        child.parent, child.branch_turn, child.copied = self.episode, turn, end
+        child.record = copy.deepcopy(self.record) | {"parent": self.episode, "branch_turn": turn}
+        return child
 
     def finalize(self) -> None:
         """End the episode: make the arrays, and move rewards of empty spans to neighbouring turns.
@@ -95,11 +133,13 @@ class Trajectory:
         self.train_mask = self.value_mask = self.action_mask
 
     def after_prompt(self) -> Array:
-        """Return the mask of all tokens after each segment's prompt, bool. Rows 2 and 3 of Agent-R1's table 4 train on
-        them."""
+        """Return the mask of all tokens after each segment's prompt, bool, without forced ones. Rows 2 and 3 of
+        Agent-R1's table 4 train on them."""
         mask = np.ones(len(self.tokens), bool)
         for segment in self.segments():
             mask[segment.start : segment.start + segment.prompt_length] = False
+        for turn in self.turns:
+            mask[turn.start - turn.forced : turn.start] = False
         return mask
 
     def turn_rewards(self) -> Array:
@@ -137,10 +177,11 @@ class Segment:
 
     @property
     def prompt_length(self) -> int:
-        """Number of tokens before the first sampled one of this segment."""
+        """Number of tokens before the first span of this segment."""
         if self.start == 0:
             return self.trajectory.prompt_length
-        return min((t.start for t in self.trajectory.turns if t.start >= self.start), default=self.end) - self.start
+        starts = (turn.start - turn.forced for turn in self.trajectory.turns if turn.start >= self.start)
+        return min(starts, default=self.end) - self.start
 
     @property
     def turn_starts(self) -> list[int]:

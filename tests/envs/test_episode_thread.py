@@ -1,5 +1,6 @@
 """What an episode opens stays in one thread; and a tool's own bug, which can be raised."""
 
+import asyncio
 import math
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from agent_r1 import Task, Tool, ToolEnv
 from agent_r1.vector import ToolVectorEnv
+from agent_r1_tools.threads import OneThread
 
 
 class Library(ToolEnv):
@@ -272,3 +274,14 @@ def test_a_tool_that_fails_in_every_episode_is_warned_about_once():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr
     assert done.stderr.count("RuntimeWarning") == 1 == done.stderr.count("created in a thread"), done.stderr
+
+
+def test_an_async_caller_gets_stop_iteration_as_an_error():
+    def stop():
+        raise StopIteration("no more")
+
+    async def call():
+        await asyncio.wait_for(OneThread().call(stop), 5)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(call())

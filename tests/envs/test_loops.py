@@ -8,8 +8,9 @@ import pytest
 from checked_environments import Right
 
 import agent_r1
-from agent_r1 import ToolFault, call_tool, new_messages, prompt_messages, score_messages
-from agent_r1.loops import ENDED
+from agent_r1 import End, ToolFault, ToolResult, call_tool, new_messages, prompt_messages, score_messages
+from agent_r1.episode import MAX_CALLS
+from agent_r1.loops import ENDED, TOO_MANY
 from agent_r1.text.tokenizers import render_chat
 
 # Worlds whose judges read what tools did, not only what they said; a sandbox and the shop among them.
@@ -125,6 +126,112 @@ def test_a_fault_is_raised_in_the_loop_and_never_paid():
     assert call_tool(env, "broken", {"word": "x"}).content == ENDED
     total, info = score_messages(env, [{"role": "assistant", "tool_calls": [call("broken", word="x")]}])
     assert total == 0 and "down" in info["fault"] and not info["is_success"]
+
+
+class Door(Right):
+    """Place 1 ends the task, and place 0 has a fault."""
+
+    def read(self, place: int) -> ToolResult:
+        """Read what stands at a place."""
+        if place == 0:
+            raise ToolFault("dark", ran=True)
+        return ToolResult(f"place {place}", done=place == 1)
+
+    def judge_result(self, call, result):
+        return End(1.0) if result.done else {"read": 1.0 if result.ok else 0.0}
+
+
+def door(**kwargs):
+    env = Door(**kwargs)
+    env.reset(seed=0)
+    return env
+
+
+def reads(*places):
+    """A turn that reads places; the ids of its calls are equal."""
+    return {"role": "assistant", "content": None, "tool_calls": [call("read", place=place) for place in places]}
+
+
+@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize("places", [(1, 2), (1, 2, 1), (2, 1, 3)])
+def test_calls_after_the_end_need_no_result(places, others):
+    stepped, looped = door(), door()
+    total, info = played(stepped, [reads(*places)])
+    for place in places if others else places[: places.index(1) + 1]:
+        call_tool(looped, "read", {"place": place})
+    paid, about = score_messages(
+        looped, [reads(*places), *[reads(5), {"role": "assistant", "content": "Hm."}] * others]
+    )
+    assert paid == total and about == info | {"turn_rewards": [total]}
+
+
+def test_a_refused_call_takes_no_result_of_another():
+    """The other loop made the calls in another order, so the first one of the turn was refused."""
+    env = door()
+    for place in (1, 2):
+        call_tool(env, "read", {"place": place})
+    _, info = score_messages(env, [reads(2, 1)])
+    assert info["is_success"] and [made["ok"] for made in info["tool_calls"]] == [False, True]
+
+
+def test_a_fault_is_not_paid_where_later_calls_of_the_turn_were_not_made():
+    env = door(fault_deadline=0)
+    with pytest.raises(ToolFault, match="dark"):
+        call_tool(env, "read", {"place": 0})
+    total, info = score_messages(env, [reads(0, 2)])
+    assert total == 0 and "dark" in info["fault"]
+
+
+def test_results_of_calls_with_equal_ids_are_in_order():
+    env = door()
+    messages = [reads(2, 3)]
+    for place in (2, 3):
+        content = call_tool(env, "read", {"place": place}).content
+        messages.append({"role": "tool", "tool_call_id": "a", "content": content})
+    score_messages(env, [*messages, {"role": "assistant", "content": "Hm."}])
+    assert [m["content"] for m in env.messages if m["role"] == "tool"] == ["place 2", "place 3"]
+
+
+def test_judges_read_the_results_of_the_tools_and_not_the_texts_of_the_messages():
+    env, judged = door(), []
+    env.judge_result = lambda call, result: judged.append(result.content) or {}
+    call_tool(env, "read", {"place": 2})
+    shown = [{"role": "tool", "tool_call_id": "a", "content": text} for text in ("703 \ud800", "no such tool")]
+    turn = {"role": "assistant", "tool_calls": [call("read", place=2), call("red", place=1)]}
+    score_messages(env, [turn, *shown, {"role": "assistant", "content": "Hm."}])
+    assert judged == ["place 2", "Error: there is no tool named 'red'. Tools: read."]
+    assert [m["content"] for m in env.messages if m["role"] == "tool"] == ["703 \ufffd", "no such tool"]
+
+
+def test_a_loop_that_calls_for_ever_is_refused():
+    env = door(max_turns=2)
+    bound = 2 * MAX_CALLS
+    results = [call_tool(env, "read", {"place": 2}) for _ in range(bound + 5)]
+    assert {result.content for result in results[:bound]} == {"place 2"} and len(env.episode.made) == bound
+    assert all(result == ToolResult(TOO_MANY, ok=False) for result in results[bound:])
+    _, info = score_messages(env, [reads(*[2] * (bound + 4)), reads(4)])
+    assert info["truncation_reason"] == "turns" and info["tool_calls"] == [
+        {"name": "read", "arguments": {"place": 4}, "ok": False, "error": TOO_MANY}
+    ]
+
+
+def test_calls_beyond_those_of_a_turn_leave_no_results():
+    env = door()
+    places = [*[2] * MAX_CALLS, 3, 3]
+    for place in (*places, 4):
+        call_tool(env, "read", {"place": place})
+    _, info = score_messages(env, [reads(*places), reads("4")])
+    assert info["tool_calls"][0]["ok"] and env.messages[-1]["content"] == "place 4"
+
+
+def test_a_reply_that_fits_into_the_context_is_read_once():
+    """What it fills is not missing when its calls get their results."""
+    env = door()
+    room = len(env.encode_reply(reads(2))) * 3 // 2
+    env.max_context_tokens = env.episode.length + room
+    call_tool(env, "read", {"place": 2})
+    _, info = score_messages(env, [reads(2), {"role": "assistant", "content": "Hm."}])
+    assert info["truncation_reason"] == "context" and info["tool_calls"][0]["ok"]
 
 
 def test_a_wrong_call_is_told_and_punished():

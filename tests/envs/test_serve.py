@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from agent_r1 import ArgumentError, Task, ToolEnv, serve
 from agent_r1.serve import create_app
+from agent_r1.server import guard, wire
 
 WORLD = "AgentR1/CraftWorld-v0"
 TOKEN = "a-token-of-tests"
@@ -100,7 +101,7 @@ def test_numbers_arrive_as_they_left(client):
     info = client.post(f"{path}/step", json={"text": "<answer>1</answer>"}).json()["info"]
     assert info["metrics"] == {"odd": 0.1 + 0.2, "none": None}
     odd = {"a": math.nan, "b": -math.inf, "c": 1e-320}
-    assert str(json.loads(serve._json(odd).body)) == str(odd)
+    assert str(json.loads(wire.to_json(odd))) == str(odd)
 
 
 def test_snapshots_stay_on_the_server_and_continue_there(client):
@@ -118,17 +119,10 @@ def test_snapshots_stay_on_the_server_and_continue_there(client):
     assert client.post(f"{other}/restore", json={"snapshot": "x"}).status_code == 410
 
 
-def test_the_number_of_snapshots_is_bounded(monkeypatch):
-    monkeypatch.setattr(serve, "MAX_SNAPSHOTS", 3)
-    sessions = serve.Sessions([WORLD], {}, [], 1, 1.0)
-    names = [sessions.keep(("kind",), i) for i in range(5)]
-    assert list(sessions.snapshots) == names[2:] and sessions.kept(("kind",), names[2]) == 2
-
-
 def test_sessions_are_bounded_and_a_closed_one_makes_room(client):
     paths = [open_session(client) for _ in range(5)]
     answer = client.post("/sessions", json={"env_id": WORLD})
-    assert answer.status_code == 429 and "all 5 sessions are in use" in answer.text
+    assert answer.status_code == 429 and "all 5 sessions are in use; start the server with a larger" in answer.text
     client.delete(paths[0])
     open_session(client)
 
@@ -171,7 +165,8 @@ def test_a_slow_tool_delays_its_own_session_only(server, client):
         (b'{"message": {"role": "system"}}', 422),
         (b'{"message": {"content": "", "tool_calls": "x"}}', 422),
         (b'{"text": "x", "more": 1}', 422),
-        (b'{"text": "' + b"x" * (serve.MAX_BODY_BYTES + 1) + b'"}', 413),
+        (b'{"' + b"x" * 3_000_000 + b'": 1}', 422),
+        (b'{"text": "' + b"x" * (guard.MAX_BODY_BYTES + 1) + b'"}', 413),
     ],
 )
 def test_a_body_that_is_none_is_refused_and_the_session_goes_on(client, body, status):
@@ -179,7 +174,7 @@ def test_a_body_that_is_none_is_refused_and_the_session_goes_on(client, body, st
     client.post(f"{path}/reset", json={"task_index": 0})
     answer = client.post(f"{path}/step", content=body)
     assert answer.status_code == status, answer.text
-    assert len(answer.content) < 100_000
+    assert len(answer.content) < 10_000
     assert client.post(f"{path}/step", json={"text": "Hm."}).status_code == 200
 
 
@@ -216,6 +211,8 @@ def test_names_cannot_be_guessed(client):
         ({"max_context_tokens": "1"}, "max_context_tokens"),
         ({"split": "x"}, "split"),
         ({"dialect": "x"}, "dialect"),
+        ({"process_reward": {"failed_call": 1e308}}, "from -1e+06 to 1e+06"),
+        ({"unfinished_reward": -(10**400)}, "from -1e+06 to 1e+06"),
     ],
 )
 def test_a_client_chooses_limits_and_nothing_else(client, kwargs, said):
@@ -229,7 +226,8 @@ def test_without_a_token_only_programs_of_this_machine_are_served():
         assert client.get("/health", headers={"Host": "localhost:80"}).status_code == 200
         assert client.get("/health", headers={"Host": "[::1]:80"}).status_code == 200
         for headers in [{"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example"}, {"Host": ""}, {"Host": "a@b:c"},
-                        {"Host": "[::1"}, {"Origin": "http://127.0.0.1"}, {"Origin": "null"}]:  # fmt: skip
+                        {"Host": "[::1"}, {"Origin": "http://127.0.0.1"}, {"Origin": "null"},
+                        {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}]:  # fmt: skip
             assert client.get("/health", headers=headers).status_code == 403, headers
 
 
@@ -242,24 +240,58 @@ def test_a_token_is_asked_for_on_every_route():
         assert client.get("/health", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-def test_others_are_served_with_a_token_only(tmp_path, monkeypatch):
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+def test_an_address_that_a_user_typed_is_answered(site):
+    with TestClient(create_app([WORLD]), base_url="http://127.0.0.1") as client:
+        assert client.get("/health", headers={"Sec-Fetch-Site": site}).status_code == 200
+
+
+def test_wrong_command_lines_end_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
     (tmp_path / "empty").write_text("\n")
-    for words, said in [
-        ([WORLD, "--host", "0.0.0.0"], "set AGENT_R1_SERVER_TOKEN"),
-        ([WORLD, "--token-file", str(tmp_path / "empty")], "is empty"),
-        ([WORLD, "--max-sessions", "0"], "at least 1"),
-        (["AgentR1/Nothing-v0"], "no such environment"),
-        ([WORLD, "--env-kwargs", '{"split": "x"}', "--tokenizer", "/nothing"], ""),
-    ]:
-        with pytest.raises((SystemExit, ArgumentError, OSError), match=said or None):
-            serve.main(words)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for words, said in [
+            ([WORLD, "--host", "0.0.0.0"], "set AGENT_R1_SERVER_TOKEN"),
+            ([WORLD, "--token-file", str(tmp_path / "empty")], "is empty"),
+            ([WORLD, "--token-file", "/nope"], "--token-file cannot be read.*No such file.*; give a text file"),
+            ([WORLD, "--max-sessions", "0"], "at least 1"),
+            (["AgentR1/Nothing-v0"], "no such environment"),
+            ([WORLD, "--tokenizer", "/nope"], "--tokenizer /nope: there is no folder /nope"),
+            ([WORLD, "--env-kwargs", '{"split": "x"}'], "has no split 'x'"),
+            ([WORLD, "--env-kwargs", '{"nothing": 1}'], "unexpected keyword argument 'nothing'"),
+            ([WORLD, "--port", "99999"], "--port 99999: .*; give an address of this machine, and a free port"),
+            ([WORLD, "--port", str(taken.getsockname()[1])], "a free port"),
+        ]:
+            with pytest.raises(SystemExit, match=said):
+                serve.main(words)
+    for text in ("[1]", "{", "[" * 9_999):
+        with pytest.raises(SystemExit):
+            serve.main([WORLD, "--env-kwargs", text])
+        assert "argument --env-kwargs: must be a JSON object, such as" in capsys.readouterr().err
+    assert capsys.readouterr().out == ""  # nothing is served
+
+
+def test_ids_are_made_at_the_start():
+    with pytest.raises(ArgumentError, match="CraftWorld-v0: .*'nothing'"):
+        create_app([WORLD], {"nothing": 1})
+
+
+@pytest.mark.parametrize(("flag", "package"), [("mcp", "mcp"), ("openenv", "openenv")])
+def test_a_missing_sdk_is_named_with_its_extra(flag, package, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] in (package, "mcp_types")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith(f"agent_r1.adapters.{flag}")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in (package, "mcp_types"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=rf"agent-r1\[{flag}\]"):
+        create_app([WORLD], **{flag: True})
 
 
 def test_a_client_that_does_not_send_is_dropped():
     code = (
-        "import sys; from agent_r1 import serve; from agent_r1_tools import http_limits; serve.BODY_SECONDS = 0.3;"
-        "http_limits.HEADER_SECONDS = 0.3; serve.main(sys.argv[1:])"
+        "import sys; from agent_r1 import serve; from agent_r1_tools import http_limits;"
+        "http_limits.BODY_SECONDS = http_limits.HEADER_SECONDS = 0.3; serve.main(sys.argv[1:])"
     )
     port = free_port()
     words = [sys.executable, "-c", code, WORLD, "--port", str(port)]
@@ -302,15 +334,15 @@ def test_mcp_clients_play_at_the_same_address_with_the_same_token():
     server.stop()
 
 
-def test_clients_of_openenv_play_at_the_same_address():
+def test_clients_of_openenv_play_at_the_same_address_with_the_same_token():
     pytest.importorskip("openenv")
-    from websockets.sync.client import connect
+    from agent_r1.adapters.openenv import OpenEnvClient
 
-    server = Server([WORLD], openenv=True)
-    address = server.url.replace("http", "ws")
-    with connect(f"{address}/openenv/ws") as client:
-        client.send(json.dumps({"type": "reset", "data": {"index": 3}}))
-        observation = json.loads(client.recv())["data"]["observation"]
-        assert observation["messages"]
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    server = Server([WORLD], openenv=True, token=TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with OpenEnvClient(f"{server.url}/openenv", headers=headers) as env:
+        assert env.reset(index=3).observation.messages
+    with pytest.raises(ConnectionError), OpenEnvClient(f"{server.url}/openenv") as env:
+        env.reset()
+    assert httpx.get(f"{server.url}/health", headers=headers).status_code == 200
     server.stop()

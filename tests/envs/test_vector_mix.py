@@ -127,3 +127,13 @@ def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(ValueError, match=r"task_index must be in \[0, 2000000\)"):
         envs.reset(options={"task_index": 2_000_000})
     envs.close()
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_environments_are_closed_if_another_cannot_be_made(num_envs, monkeypatch):
+    closed = []
+    monkeypatch.setattr(ArithmeticWorldEnv, "close", lambda env: closed.append(env))
+    spec = mixed_spec(["AgentR1/ArithmeticWorld-v0", "AgentR1/CraftWorld-v0"])
+    with pytest.raises(ArgumentError, match="nothing"):
+        gym.make_vec(spec, num_envs=num_envs, split=["train", "nothing"])
+    assert len(closed) == 1

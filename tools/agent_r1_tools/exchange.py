@@ -19,6 +19,8 @@ from agent_r1_tools.event_loop import event_loop
 
 Answer = tuple[int, str, bytes]
 """The status, the content's coding ("identity": none), and the content, of which there may be more."""
+ERROR_BYTES = 32_000
+"""The most that is read of an answer that is an error, or is encoded."""
 
 
 class ExchangeError(ConnectionError):
@@ -31,46 +33,66 @@ class Exchange:
     Args:
         seconds: what one exchange may take, from connecting to the last byte.
         headers: further ones, of every request.
+        connect_seconds: what connecting may take of it; None: all.
+        trust_env: use the proxies that the process's environment names.
 
     Raises: ImportError without httpx; it names the extra.
     """
 
-    def __init__(self, seconds: float, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
+        *,
+        connect_seconds: float | None = None,
+        trust_env: bool = True,
+    ) -> None:
         try:
             import httpx
         except ImportError as error:
             raise ImportError('asking a server needs httpx: pip install "agent-r1[http]"') from error
         self._httpx = httpx
-        self._seconds = seconds
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **(headers or {})}
+        self._seconds, self._connect_seconds, self._trust_env = seconds, connect_seconds, trust_env
+        self.headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **(headers or {})}
         self._clients: dict[int, Any] = {}  # by process
         weakref.finalize(self, _close, self._clients).atexit = False  # for who forgets to close
 
     def post(self, url: str, body: bytes, most: int) -> Answer:
-        """Send a body of JSON. Of a longer answer, return a little more than `most` bytes. Of an error, a status other
-        than 200 or a coding that was not requested, return a few thousand.
+        """Send a body of JSON; see `send`."""
+        return self.send("POST", url, body, most)
+
+    def send(self, method: str, url: str, body: bytes, most: int, seconds: float | None = None) -> Answer:
+        """Make a request. Of a longer answer, return a little more than `most` bytes. Of an error, a status outside
+        200 to 299 or a coding that was not requested, return at most a little more than `ERROR_BYTES`.
+
+        Args:
+            seconds: a deadline for this request instead of the general one.
 
         Raises: ExchangeError.
         """
-        future = asyncio.run_coroutine_threadsafe(self._post(url, body, most), event_loop("exchange"))
+        future = self.start(method, url, body, most, seconds)
         try:
             return future.result()
         except TimeoutError:
-            raise ExchangeError(f"ReadTimeout: no whole answer within {self._seconds:g} seconds") from None
+            raise ExchangeError(f"ReadTimeout: no whole answer within {seconds or self._seconds:g} seconds") from None
         except (self._httpx.HTTPError, OSError, UnicodeError) as error:  # the last: a name that DNS cannot have
             raise ExchangeError(f"{type(error).__name__} {error}".strip()) from error
         finally:
             future.cancel()  # where the caller was interrupted
 
-    async def _post(self, url: str, body: bytes, most: int) -> Answer:
+    def start(self, method: str, url: str, body: bytes, most: int, seconds: float | None = None) -> Future[Answer]:
+        """Begin a request as `send` makes it, and do not wait for its answer."""
+        return asyncio.run_coroutine_threadsafe(self._send(method, url, body, most, seconds), event_loop("exchange"))
+
+    async def _send(self, method: str, url: str, body: bytes, most: int, seconds: float | None) -> Answer:
         # httpx's own limits hold for single reads, each of which may bring a byte.
         async with (
-            asyncio.timeout(self._seconds),
-            self._client().stream("POST", url, content=body, headers=self._headers) as response,
+            asyncio.timeout(seconds or self._seconds),
+            self._client().stream(method, url, content=body, headers=self.headers) as response,
         ):
             coding = response.headers.get("Content-Encoding", "identity").lower()
-            if response.status_code != 200 or coding != "identity":
-                most = 4_000
+            if not 200 <= response.status_code < 300 or coding != "identity":
+                most = min(most, ERROR_BYTES)
             data = bytearray()
             async for chunk in response.aiter_raw():
                 data += chunk
@@ -83,7 +105,9 @@ class Exchange:
         client = self._clients.get(os.getpid())
         if client is None:
             cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
-            client = self._clients[os.getpid()] = self._httpx.AsyncClient(timeout=self._seconds, cookies=cookies)
+            timeout = self._httpx.Timeout(self._seconds, connect=self._connect_seconds or self._seconds)
+            client = self._httpx.AsyncClient(timeout=timeout, cookies=cookies, trust_env=self._trust_env)
+            self._clients[os.getpid()] = client
         return client
 
     def close(self) -> None:

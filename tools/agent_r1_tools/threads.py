@@ -97,21 +97,27 @@ class OneThread:
         return returned[0]
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the function in the thread, while the event loop runs. It is called even if the caller is cancelled."""
+        """Call the function in the thread, while the event loop runs. It is called even if the caller is cancelled.
+
+        Return or raise its result; StopIteration becomes a RuntimeError, as in every coroutine.
+        """
         import asyncio  # every caller has loaded it, and `import agent_r1` does not need it
         from concurrent.futures import Future
 
-        future: Future[Any] = Future()
+        future: Future[tuple[Any, BaseException | None]] = Future()
         future.set_running_or_notify_cancel()  # it cannot be cancelled any more
 
         def work() -> None:
             try:
-                future.set_result(function(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
+                future.set_result((function(*arguments), None))
+            except BaseException as error:  # asyncio's futures take no StopIteration: the caller would wait forever
+                future.set_result((None, error))
 
         self.start(work)
-        return await asyncio.wrap_future(future)
+        result, error = await asyncio.wrap_future(future)
+        if error is not None:
+            raise error
+        return result
 
     @property
     def free(self) -> bool:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, cast
 
 import agent_r1
+from agent_r1.arguments import ArgumentError, json_object
 from agent_r1.loops import new_messages, prompt_messages
 from agent_r1.rewards import find_answers
 from agent_r1.tool_env import ToolEnv
@@ -56,10 +57,13 @@ def mcp_server(
         max_sessions: episodes at the same time; calls of a further session fail.
 
     Raises:
-        ArgumentError: there is no such environment.
+        ArgumentError: there is no such environment, or no such task.
     """
     make = agent_r1.factory(env_id, env_kwargs)
     first = cast(ToolEnv, make().unwrapped)
+    count = first._count_tasks()
+    if task_index is not None and not 0 <= task_index < count:
+        raise ArgumentError(f"task_index must be from 0 to {count - 1} in split {first.split!r}, got {task_index}")
     ready = [first]
     episodes: dict[str | None, _Episode] = {}
 
@@ -73,8 +77,7 @@ def mcp_server(
         if key not in episodes:
             if len(episodes) >= max_sessions:
                 raise MCPError(types.INTERNAL_ERROR, f"{max_sessions} sessions are open; end one, or come back later")
-            env = ready.pop if ready else lambda: cast(ToolEnv, make().unwrapped)
-            episodes[key] = _Episode(env, task_index)
+            episodes[key] = _Episode(make, ready.pop() if ready else None, task_index)
             if key is not None:  # the SDK's place for the end of a session
                 context.session._connection.exit_stack.push_async_callback(partial(end, key))
         return episodes[key]
@@ -119,9 +122,9 @@ async def _no_discovery(context: Any, params: Any) -> Any:
 class _Episode:
     """An episode and its return so far. Its environment is made, used and closed in one thread."""
 
-    def __init__(self, make: Callable[[], ToolEnv], task_index: int | None) -> None:
-        self.make, self.task_index = make, task_index
-        self.env: ToolEnv | None = None
+    def __init__(self, make: Callable[[], Any], env: ToolEnv | None, task_index: int | None) -> None:
+        self.make, self.env, self.task_index = make, env, task_index
+        self.begun = False
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="agent_r1-mcp")
         self.total = 0.0
         self.last: dict[str, Any] = {}
@@ -132,12 +135,13 @@ class _Episode:
 
         def called() -> Any:
             if self.env is None:
-                env = self.make()
+                self.env = cast(ToolEnv, self.make().unwrapped)
+            if not self.begun:  # after a fault, the next call tries again
                 try:
-                    env.reset(options={} if self.task_index is None else {"task_index": self.task_index})
+                    self.env.reset(options={} if self.task_index is None else {"task_index": self.task_index})
                 except ToolFault as fault:
                     raise MCPError(types.INTERNAL_ERROR, f"infrastructure error: {fault}") from None
-                self.env = env
+                self.begun = True
             return function(self.env)
 
         return await asyncio.get_running_loop().run_in_executor(self.thread, called)
@@ -217,12 +221,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("env_id", metavar="ENV_ID", help='an id, or "module:id"')
     parser.add_argument("--task-index", type=int, metavar="N", help="the task (default: a random one)")
     parser.add_argument("--split", metavar="S", help="the split of the tasks (default: the environment's)")
-    parser.add_argument("--env-kwargs", type=json.loads, default={}, metavar="JSON", help="the environment's arguments")
+    parser.add_argument("--env-kwargs", type=json_object, default={}, metavar="JSON", help="arguments, as JSON")
     args = parser.parse_args(words)
-    if not isinstance(args.env_kwargs, dict):
-        parser.error("--env-kwargs must be a JSON object")
     kwargs = args.env_kwargs | ({"split": args.split} if args.split else {})
-    asyncio.run(_serve(mcp_server(args.env_id, kwargs, task_index=args.task_index)))
+    try:
+        server = mcp_server(args.env_id, kwargs, task_index=args.task_index)
+    except (ValueError, TypeError, OSError, ImportError) as error:  # ArgumentError, missing data or package
+        raise SystemExit(str(error)) from None
+    asyncio.run(_serve(server))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ the `ToolEnv`; nothing is rendered or encoded again. Made for verl 0.9.1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 from uuid import uuid4
@@ -28,9 +28,13 @@ from agent_r1_tools.threads import OneThread
 
 try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+    from verl.experimental.agent_loop.tool_agent_loop import SPEC_DECODE_EXTRA_KEYS
     from verl.utils.profiler import simple_timer
 except ImportError as error:
     raise ImportError(f'{error}: agent_r1.adapters.verl needs pip install "agent-r1[verl]"') from error
+
+# verl's validation appends its own values to "reward", votes by "pred", and counts a missing episode as 0 in "acc".
+_RESERVED = {"reward", "pred", "acc", "acc_success_only", "success", "stop_turns", "stop_context"}
 
 
 @register("agent_r1")
@@ -50,17 +54,33 @@ class AgentR1Loop(AgentLoopBase):
             raise ValueError("a row needs `env_id` and `task_index`; make the data with `task_rows`")
         bounds, kwargs = self.rollout_config, json.loads(row.get("env_kwargs") or "{}")
         whole = bounds.prompt_length + bounds.response_length
+        if bounds.max_model_len:
+            whole = min(whole, bounds.max_model_len - 1)  # SGLang keeps one token free
         context = min(whole, kwargs.get("max_context_tokens") or whole)
         kwargs |= {"tokenizer": self.tokenizer, "max_context_tokens": context}
+        request = uuid4().hex  # one request keeps the episode on one server
+        if bounds.full_determinism and "priority" in row:
+            request = f"det-{int(row['priority'])}"  # as verl's own loops name it: it chooses the server
         thread = OneThread()
-        env = (await thread.call(factory(row["env_id"], kwargs))).unwrapped
-        try:
-            return await self._play(env, thread, int(row["task_index"]), sampling_params)
-        finally:
-            await thread.call(env.close)
+        made: list[ToolEnv] = []
 
-    async def _play(self, env: ToolEnv, thread: OneThread, index: int, sampling: dict[str, Any]) -> AgentLoopOutput:
-        bounds, request = self.rollout_config, uuid4().hex  # one request keeps the episode on one server
+        def make() -> None:
+            made.append(cast(ToolEnv, factory(row["env_id"], kwargs)().unwrapped))
+
+        def close() -> None:  # in the thread: also what is made while the caller is cancelled
+            for env in made:
+                env.close()
+
+        try:
+            await thread.call(make)
+            return await self._play(made[0], thread, int(row["task_index"]), sampling_params, request)
+        finally:
+            await thread.call(close)
+
+    async def _play(
+        self, env: ToolEnv, thread: OneThread, index: int, sampling: dict[str, Any], request: str
+    ) -> AgentLoopOutput:
+        bounds = self.rollout_config
         try:
             state, info = await thread.call(partial(env.reset, options={"task_index": index}))
         except PromptTooLong as error:
@@ -78,7 +98,8 @@ class AgentR1Loop(AgentLoopBase):
         logprobs: list[float] | None = []
         scores: list[float] = []
         seconds: dict[str, float] = {}
-        versions: list[dict[str, Any]] = []  # of the weights, for each turn
+        fields: list[dict[str, Any]] = []  # of the server, for each turn: versions of the weights, counts
+        preempted: list[int] = []
         while not done:
             params = sampling | {"max_tokens": env.room, "stop_token_ids": info["stop_token_ids"]}
             with simple_timer("generate_sequences", seconds):
@@ -100,9 +121,13 @@ class AgentR1Loop(AgentLoopBase):
             else:
                 logprobs = None
             scores.append(reward)
-            versions.append(sampled.extra_fields)
+            fields.append(sampled.extra_fields)
+            preempted += [] if sampled.num_preempted is None else [sampled.num_preempted]
         reason = info.get("truncation_reason")
         stops = {f"stop_{name}": float(reason == name) for name in ("turns", "context")}
+        counts = {
+            name: sum(of[name] for of in fields) for name in SPEC_DECODE_EXTRA_KEYS if all(name in of for of in fields)
+        }
         return AgentLoopOutput(
             prompt_ids=prompt,
             response_ids=tokens[len(prompt) :],
@@ -111,13 +136,14 @@ class AgentR1Loop(AgentLoopBase):
             routed_experts=None if sampled.routed_experts is None else sampled.routed_experts[: len(tokens)],
             reward_score=sum(scores),
             num_turns=2 * len(scores),  # what the policy read, and its turns
-            metrics=seconds,
+            metrics=seconds | ({"num_preempted": sum(preempted)} if preempted else {}),
             extra_fields={
                 "turn_scores": scores,
                 "tool_rewards": [],
-                "reward_extra_info": {"success": float(info["is_success"]), **stops, **info["metrics"]},
-                "min_global_steps": versions[0].get("min_global_steps"),
-                "max_global_steps": versions[-1].get("max_global_steps"),
+                "reward_extra_info": {"success": float(info["is_success"]), **stops, **_named(info["metrics"])},
+                "min_global_steps": fields[0].get("min_global_steps"),
+                "max_global_steps": fields[-1].get("max_global_steps"),
+                **counts,
             },
         )
 
@@ -145,12 +171,17 @@ def task_rows(env_id: str, task_indexes: Iterable[int], **env_kwargs: Any) -> li
     return rows
 
 
+def _named(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the metrics of an environment with "env_" before the names that verl or this loop uses itself."""
+    return {f"env_{name}" if name in _RESERVED else name: value for name, value in metrics.items()}
+
+
 def _span(sampled: Any, room: int) -> tuple[list[int], list[float] | None]:
     """Return the tokens of a turn and their log-probabilities, cut to the room.
 
     Raises RuntimeError if there are none, or if the server broke off: no policy decided that.
     """
-    span, logprobs = list(sampled.token_ids), sampled.log_probs
+    span, logprobs = list(sampled.token_ids), sampled.log_probs or None  # asynchronous clients return [] for none
     if not span or sampled.stop_reason in ("aborted", "abort"):
         raise RuntimeError(f"verl's server returned {len(span)} tokens with stop_reason {sampled.stop_reason!r}")
     if logprobs is not None and len(logprobs) != len(span):

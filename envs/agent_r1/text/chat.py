@@ -168,6 +168,23 @@ def encode_turn(env: ToolEnv, text: str, max_new_tokens: int) -> Tokens:
     return np.asarray(tokens[:max_new_tokens], np.int32)
 
 
+def action_span(
+    env: ToolEnv, *, text: str | None = None, message: Message | None = None, tokens: Sequence[int] | None = None
+) -> Tokens:
+    """Return the span of a turn, as a server receives it: a text, the reply of a chat API, or token ids.
+
+    Tokens may be longer than the room left. Raises ValueError unless exactly one of the three is given, or for ids
+    outside the vocabulary, and TypeError for a message of another form.
+    """
+    if (text is None) + (message is None) + (tokens is None) != 2:
+        raise ValueError("give one of text, message and tokens")
+    if text is not None:
+        return encode_turn(env, text, env.room)
+    if message is not None:
+        return env.encode_reply(message)
+    return env.action_space.read(tokens)  # type: ignore[attr-defined]
+
+
 def decode_state(env: ToolEnv, tokens: Tokens) -> str:
     """Return the text of a state, control tokens included."""
     return env.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)

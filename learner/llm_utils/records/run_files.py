@@ -111,7 +111,7 @@ def line(row: Any, **extra: Any) -> bytes:
 
     A learner's own data is added: `extra`, lists with an entry per token (`versions`, `values`, `logprobs`,
     `advantages`), `stats`, and `segment_starts`, the first token of every segment (one, unless the context was
-    rewritten).
+    rewritten). An episode that branched from another one has `parent`, its number, and `branch_turn`, its first turn.
     """
     content: dict[str, Any] = {**extra, "task_index": row.task_index}
     content |= row.record  # with several environments, the task's index in its own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,14 +11,17 @@ from gymnasium.vector import AutoresetMode
 
 from agent_r1.arguments import ArgumentError
 from agent_r1.trajectories import episode_record
+from agent_r1_tools import ToolFault
 from llm_utils.sampling.engine import Engine, Span
 from llm_utils.setup import threads
 from llm_utils.streams import Stream, episode_seed
-from llm_utils.trajectory import OF_TURNS, Trajectory, Turn
+from llm_utils.trajectory import Trajectory, Turn
 
 Array = np.ndarray
 Tasks = int | Array | Sequence[tuple[float, range]]
 """The number of tasks; the probability of drawing each; or the share and the task numbers of each environment."""
+Children = Callable[[Trajectory, Span, int], int]
+"""The number of episodes that branch here, for a running episode, its next span, and the number of spare episodes."""
 
 
 class Sampler:
@@ -38,11 +41,43 @@ class Sampler:
         self.live: dict[int, Trajectory] = {}  # slot -> its episode
         self.acting: dict[int, Span] = {}  # slot -> the span sent to the environment, in the order of sending
         self.done: dict[int, Trajectory] = {}  # episode number -> its trajectory
+        # Called before each span of a running episode. Returns the tokens that the span begins with, which are not
+        # sampled: they are part of the state and of the action, but not of the mask. At least one token is sampled, so
+        # more than the room for the span are cut.
+        self.force: Callable[[Trajectory], Array | Sequence[int]] = lambda row: ()
+        self.forced: dict[int, Array] = {}  # slot -> those of the span that is being sampled, or acted on
+        self.group_size = self.roots = 1  # see `branch`
+        self.children: Children = lambda row, span, spare: 0
+        self.spare: dict[int, deque[tuple[int, int, int | None]]] = {}  # group -> its episodes that have not begun
+        self.open: Counter[int] = Counter()  # group -> the number of its episodes that began, or wait, and are not over
+        self.branches: deque[tuple[Trajectory, Any]] = deque()  # episodes that wait for a slot, with their snapshots
+
+    def branch(self, group_size: int, roots: int, children: Children) -> None:
+        """Let `roots` episodes of each group begin at the prompt, and the others where running ones branch.
+
+        Episode n is of group n // `group_size`. `children(row, span, spare)` is called when the next span of a running
+        episode is complete and has not been sent. It returns the number of episodes, at most `spare`, that begin here
+        with a copy of `row`, and sample their next span with other random numbers. They are the next numbers of the
+        group. Numbers that are left when all other episodes of the group are over begin at the prompt.
+
+        Call this before `add`. Each call of `add` takes whole groups.
+
+        Raises ValueError unless 1 <= `roots` <= `group_size`.
+        """
+        if not 1 <= roots <= group_size:
+            raise ValueError(f"roots must be in [1, {group_size}], the size of a group, got {roots}")
+        self.group_size, self.roots, self.children = group_size, roots, children
 
     def add(self, episodes: Iterable[tuple[int, int]], max_turns: int | None = None) -> None:
         """Queue episodes, given as pairs (episode number, task index). `max_turns` limits their turns (None: the
         environment's limit)."""
-        self.queue.extend((number, task, max_turns) for number, task in episodes)
+        for number, task in episodes:
+            group, place = divmod(number, self.group_size)
+            if place < self.roots:
+                self.queue.append((number, task, max_turns))
+                self.open[group] += 1
+            else:
+                self.spare.setdefault(group, deque()).append((number, task, max_turns))
 
     def collect(self, numbers: Sequence[int]) -> list[Trajectory]:
         """Run until these queued episodes have ended. Return them in this order."""
@@ -57,7 +92,7 @@ class Sampler:
 
     def stream(self) -> Iterator[Trajectory]:
         """Run all queued episodes. Yield each when it ends."""
-        while self.queue or self.live or self.done:
+        while self.queue or self.branches or self.live or self.done:
             self.advance()
             while self.done:
                 yield self.done.popitem()[1]
@@ -65,11 +100,15 @@ class Sampler:
     def advance(self, write: bool = True) -> None:
         """Do one round: begin episodes, sample (one engine step), act. With `write` False, wait for nothing."""
         threads.follow()
+        if write and self.branches and self.free:
+            self._begin_branches()
         if write and self.queue and self.free:
             self._begin()
         spans = self.engine.step() if self.engine.busy and (write or self.engine.overlaps) else []
+        for span in spans:
+            self._branch(span)
         if spans:
-            self.envs.send([span.tokens for span in spans], [span.slot for span in spans])
+            self.envs.send([self._action(span) for span in spans], [span.slot for span in spans])
             self.acting |= {span.slot: span for span in spans}
         if not self.acting:
             return
@@ -102,52 +141,95 @@ class Sampler:
                 self.live[slot].record["env_id"] = infos["env_id"][slot]
             if faults[slot]:  # it could not begin, so there is nothing to sample
                 self.live[slot].fault = faults[slot]
-                self._end(slot, {})
+                self._end(slot, {}, episode_record(self.envs.envs[slot], {}))
                 continue
             info = {name: infos[name][slot] for name in ("max_new_tokens", "stop_token_ids")}
-            self.engine.feed(slot, states[slot], **info, seed=[self.seed, Stream.SAMPLING, episode])
+            self._feed(slot, states[slot], info, seed=[self.seed, Stream.SAMPLING, episode])
+
+    def _feed(self, slot: int, tokens: Array, info: Mapping[str, Any], seed: Any = None) -> None:
+        """Request the next span of a slot: append `tokens`, and those that the span begins with."""
+        room, stops = info["max_new_tokens"], info["stop_token_ids"]
+        self.forced[slot] = forced = np.asarray(self.force(self.live[slot]), np.int32)[: room - 1]
+        if ends := sorted(set(stops).intersection(forced.tolist())):
+            raise ValueError(f"forced token {ends[0]} ends the turn, so nothing would be sampled; leave it out")
+        tokens = np.concatenate([tokens, forced]) if len(forced) else tokens
+        self.engine.feed(slot, tokens, max_new_tokens=room - len(forced), stop_token_ids=stops, seed=seed)
+
+    def _action(self, span: Span) -> Array:
+        return np.concatenate([self.forced[span.slot], span.tokens])
+
+    def _branch(self, span: Span) -> None:
+        """Begin branches of an episode whose span is complete. Its environment still waits for this span."""
+        row = self.live[span.slot]
+        spare = self.spare.get(group := row.episode // self.group_size)
+        if not spare or not (count := min(len(spare), self.children(row, span, len(spare)))):
+            return
+        record = episode_record(self.envs.envs[span.slot], {})  # until the branch ends, if it can begin
+        try:
+            state = self.envs.get_state(span.slot)
+        except ToolFault as fault:
+            state = fault
+        for _ in range(count):
+            child = row.upto(len(row.turns), spare.popleft()[0])
+            child.record |= record
+            self.branches.append((child, state))
+        self.open[group] += count
+
+    def _begin_branches(self) -> None:
+        while self.branches and self.free:
+            slot, (row, state) = self.free.pop(), self.branches.popleft()
+            self.live[slot] = row
+            try:
+                if isinstance(state, ToolFault):
+                    raise state
+                _, info = self.envs.set_state(slot, state)
+            except ToolFault as fault:
+                row.fault = str(fault)
+                self._end(slot, {}, {"fault": row.fault})
+                continue
+            seed = [self.seed, Stream.SAMPLING, row.episode]
+            read = row.tokens[row.segment_starts[-1] :]
+            self._feed(slot, read, info, seed=seed)
 
     def _act(self, slot: int, new: Array, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
         """Finish the turn of a slot. `new` holds the tokens after its span, or a context that replaces everything
         before."""
         row, span, rewritten = self.live[slot], self.acting.pop(slot), info.get("context_rewritten", False)
+        action, forced = self._action(span), len(self.forced.pop(slot))
         if not rewritten:
-            self._check_added(slot, span, new, info)
-        start = len(row.tokens)
-        end = start + len(span.tokens)
-        row.turns.append(Turn(start, end, float(reward), span.logprobs, span.versions))
-        row.tokens = np.concatenate([row.tokens, span.tokens] if rewritten else [row.tokens, span.tokens, new])
-        calls = info.get("tool_calls", [])
+            self._check_added(slot, action, new, info)
+        start, end = len(row.tokens) + forced, len(row.tokens) + len(action)
+        calls, terms = info.get("tool_calls", []), info.get("reward_terms", {})
         errors = sum(not call["ok"] for call in calls)
-        for name, value in zip(OF_TURNS, (float(reward), 1, len(calls), errors), strict=True):
-            row.stats[name] += value
+        row.add(Turn(start, end, float(reward), span.logprobs, span.versions, len(calls), errors, terms, forced))
+        row.tokens = np.concatenate([row.tokens, action] if rewritten else [row.tokens, action, new])
         if span.candidate_tokens is not None:
             row.stats["candidate_tokens"] = row.stats.get("candidate_tokens", 0) + span.candidate_tokens
-        row.reward_terms.update(info.get("reward_terms", {}))
         if terminated or truncated:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
-            self._end(slot, info)
+            row.answers = self.envs.envs[slot].task.answers
+            self._end(slot, info, episode_record(self.envs.envs[slot], info))
             return
         seed = None
         if rewritten:  # the model must read the new context from its beginning
             row.segment_starts.append(len(row.tokens))
             row.tokens = np.concatenate([row.tokens, new])
             seed = [self.seed, Stream.SAMPLING, row.episode, len(row.segment_starts)]
-        self.engine.feed(slot, new, info["max_new_tokens"], info["stop_token_ids"], seed=seed)
+        self._feed(slot, new, info, seed=seed)
 
-    def _check_added(self, slot: int, span: Span, new: Array, info: Any) -> None:
-        """Raise RuntimeError if the environment's own state grew by other tokens than the span and `new`."""
+    def _check_added(self, slot: int, action: Array, new: Array, info: Any) -> None:
+        """Raise RuntimeError if the environment's own state grew by other tokens than `action` and `new`."""
         episode = self.envs.envs[slot].episode
         start, end = episode.turns[-1]
-        if not np.array_equal(episode.buffer[start : episode.length], np.concatenate([span.tokens, new])):
+        if not np.array_equal(episode.buffer[start : episode.length], np.concatenate([action, new])):
             raise RuntimeError(
                 f"task {info.get('task_id')!r}: the turn's tokens differ from the environment's own state, "
-                f"which took {end - start} tokens of a span of {len(span.tokens)} and added {episode.length - end}. "
+                f"which took {end - start} tokens of a span of {len(action)} and added {episode.length - end}. "
                 f"The observation has {len(new)} new tokens. Make the environment with observation='new'. A wrapper "
                 "that rewrites the context on purpose must return all of it and set info['context_rewritten']"
             )
 
-    def _end(self, slot: int, info: Any) -> None:
+    def _end(self, slot: int, info: Any, record: Mapping[str, Any]) -> None:
         """End the slot's episode: compute its statistics and free the slot."""
         row = self.live.pop(slot)
         row.truncated |= row.fault is not None
@@ -155,9 +237,15 @@ class Sampler:
         row.stats |= {"success": float(info.get("is_success", False)), "truncated": float(row.truncated)}
         row.stats |= {"sampled_tokens": int(row.action_mask.sum()), "tokens": len(row.tokens)}
         row.stats |= task_metrics(info.get("metrics", {}), row.stats)
-        row.record |= episode_record(self.envs.envs[slot], info)
+        row.record |= record
         self.done[row.episode] = row
         self.free.append(slot)
+        self.open[group := row.episode // self.group_size] -= 1
+        if not self.open[group]:
+            del self.open[group]
+            if rest := self.spare.pop(group, ()):
+                self.queue.extend(rest)
+                self.open[group] = len(rest)
         self.on_done()
 
 

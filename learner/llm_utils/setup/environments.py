@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from agent_r1 import ArgumentError, ToolEnv
 from agent_r1.ids import HELD_OUT, creator, find_environment
+from agent_r1.remote import RemoteEnv, server_task_counts
 from agent_r1.task_data import DataFormatError, DataNotFoundError
 from agent_r1.text.tokenizers import DamagedTokenizerError, TokenizerNotFoundError
 from agent_r1.vector import vector_spec
@@ -95,21 +96,29 @@ def _evaluation_split(env_id: str, kwargs: dict[str, Any], split: str) -> str:
 
 
 def check_splits(args: Any) -> None:
-    """Raise SystemExit for a split that one of our environments does not have, under its flag. The user's own
-    environment may make its splits when it is made."""
+    """Raise SystemExit for a split that one of our environments does not have, under its flag. A remote one asks its
+    server. The user's own environment may make its splits when it is made."""
     if getattr(args, "data", None):  # with --data sft_llm.py makes no environment
         return
     eval_splits = one_each("eval_split", getattr(args, "eval_split", None), args)
-    for env_id, eval_split in zip(ids_of(args), eval_splits, strict=True):
+    for env_id, kwargs, eval_split in zip(ids_of(args), kwargs_of_each(args), eval_splits, strict=True):
+        spec = environment_spec(env_id)
         try:
-            maker = creator(environment_spec(env_id).id)
+            maker = creator(spec.id)
         except ImportError:  # making the environment reports it
             continue
         splits = getattr(maker, "splits", None)
         if not maker.__module__.startswith("agent_r1.") or not isinstance(splits, Mapping):
             continue
+        kwargs = {name: value for name, value in {**spec.kwargs, **kwargs}.items() if name != "split"}
         for flag, split in (("--split", args.split), ("--eval-split", eval_split)):
-            if split is not None and split not in splits:
+            if split is None or split in splits:
+                continue
+            with plain_errors(env_id):
+                has_split = maker.has_split(split, **kwargs)
+            if not has_split:
+                if issubclass(maker, RemoteEnv):
+                    splits = server_task_counts(**kwargs)
                 problem = f"{env_id} has no split {split!r}; it has {', '.join(splits)}"
                 raise SystemExit(printable(f"{flag} {split}: {problem}"))
 

@@ -20,7 +20,7 @@ from mcp import Client, MCPError  # noqa: E402
 
 import agent_r1  # noqa: E402
 from agent_r1 import Task, ToolEnv  # noqa: E402
-from agent_r1.adapters.mcp import mcp_app, mcp_server  # noqa: E402
+from agent_r1.adapters.mcp import main, mcp_app, mcp_server  # noqa: E402
 from agent_r1_tools import ToolFault  # noqa: E402
 from agent_r1_tools.mcp import MCPServer  # noqa: E402
 
@@ -110,7 +110,7 @@ class Shop(ToolEnv):
             raise ToolFault("the shop is gone", ran=True)
 
         order.__name__ = name
-        super().__init__([order], fault_deadline=0.1, **kwargs)
+        super().__init__([order], **{"fault_deadline": 0.1, **kwargs})
 
     def make_task(self, index):
         return Task("shop", "Order tea.", [])
@@ -172,6 +172,27 @@ def test_an_episode_that_cannot_begin_is_an_error(shop, monkeypatch):
     assert "infrastructure error" in text and "no shop today" in text
 
 
+def test_an_episode_begins_at_a_later_call_after_a_fault(shop, monkeypatch):
+    faults = [ToolFault("no shop today"), ToolFault("nor now")]
+
+    def fail_twice(env, task):
+        if faults:
+            raise faults.pop(0)
+
+    monkeypatch.setattr(Shop, "start_episode", fail_twice)
+    first, second, third = play(shop, [("question", {})] * 3, fault_deadline=0.0)
+    assert "no shop today" in first and "nor now" in second and "Order tea." in third.content[0].text
+
+
 def test_an_unknown_environment_is_refused_at_once():
     with pytest.raises(agent_r1.ArgumentError):
         mcp_server("Nobody/Knows-v0")
+
+
+def test_wrong_command_lines_end_in_one_line(capsys):
+    for words, said in [(["--task-index", "-1"], "task_index must be from 0"), (["--split", "x"], "no split 'x'")]:
+        with pytest.raises(SystemExit, match=said):
+            main([other_loops.ENV_ID, *words])
+    with pytest.raises(SystemExit):
+        main([other_loops.ENV_ID, "--env-kwargs", "[1]"])
+    assert "--env-kwargs: must be a JSON object" in capsys.readouterr().err

@@ -29,7 +29,7 @@ from openenv.validation.providers import ProviderCapability
 from agent_r1 import ArgumentError, Task, Tool, ToolEnv, new_messages
 from agent_r1.adapters import openenv as adapter
 from agent_r1.adapters.openenv import OpenEnvAction, OpenEnvClient, openenv_app
-from agent_r1.adapters.openenv.folder import write_folder
+from agent_r1.adapters.openenv.folder import main, write_folder
 from agent_r1.text.chat import encode_turn
 
 CRAFT = "AgentR1/CraftWorld-v0"
@@ -405,3 +405,12 @@ def test_the_page_runs(capsys):
     assert "'inventory'" in printed and "You have" in printed and printed.endswith("True False\n")
     wanted = "python -m agent_r1.adapters.openenv AgentR1/CraftWorld-v0 --out craft_world"  # as in the test above
     assert wanted in page and "openenv validate craft_world --level static" in page
+
+
+def test_wrong_arguments_on_the_command_line_end_in_one_line(tmp_path, monkeypatch, capsys):
+    for text, said in [("[1]", "--env-kwargs: must be a JSON object"), ('{"split": "x"}', "no split 'x'")]:
+        words = ["AgentR1/CraftWorld-v0", "--out", str(tmp_path), "--env-kwargs", text]
+        monkeypatch.setattr("sys.argv", ["openenv", *words])
+        with pytest.raises(SystemExit):
+            main()
+        assert said in capsys.readouterr().err

@@ -176,6 +176,17 @@ def test_the_sampler_is_told_stops_and_room(worker):
     assert versions == (1, len(episode.spans) + 1), "of the first turn, and of the last"
 
 
+def test_a_validation_samples_as_verl_configures_it(worker, tmp_path):
+    row, episode = desk()
+    server = Server([episode])
+    verl = worker(server)
+    batch = batch_of(verl, [row], tmp_path)
+    batch.meta_info["validate"] = True
+    asyncio.run(verl.generate_sequences(batch))
+    told = {(params["temperature"], params["top_p"], params["top_k"]) for _, params in server.asked}
+    assert told == {(0, 1.0, -1)} and len(server.asked) == 2
+
+
 @pytest.mark.parametrize("env_id", scripted.WORLDS)
 @pytest.mark.parametrize("kind", ["expert", "turns"])
 @pytest.mark.parametrize("response", [1, 10, 40, 100, 200])
@@ -218,9 +229,54 @@ def test_a_span_that_is_too_long_is_cut(worker):
     assert output.response_logprobs[-last:] == server.output["log_probs"][:last]
 
 
-def test_without_log_probabilities_there_are_none(worker):
+def test_the_environment_ends_an_episode_at_the_model_s_length(worker):
+    """verl's servers refuse a prompt that leaves no room in `max_model_len`, and SGLang keeps one token free."""
+    env_id = scripted.WORLDS[0]
+    longest = len(scripted.play(scripted.make(env_id, **scripted.world(env_id)), 0, "context").states[0]) + 100
+    kwargs = scripted.world(env_id, max_context_tokens=longest - 1)
+    expected = scripted.play(scripted.make(env_id, **kwargs), 0, "context")
+    verl = worker(Server([expected]))
+    verl.config.actor_rollout_ref.rollout.max_model_len = longest
+    output = run(verl, task_rows(env_id, [0], tokenizer=kwargs["tokenizer"])[0])
+    assert len(output.prompt_ids + output.response_ids) == longest - 1
+    assert output.extra_fields["reward_extra_info"]["stop_context"] == 1
+
+
+def test_metrics_do_not_mix_with_those_of_verl(worker, monkeypatch):
+    """verl's validation appends the returns to "reward" and takes "acc" for its main metric."""
+    metrics = {"reward": 5.0, "acc": None, "success": 0.5, "f1": 0.5}
+    monkeypatch.setattr(scripted.Desk, "judge_answer", lambda self, answer: (1.0, metrics))
     row, episode = desk()
-    output = run(worker(Server([episode], log_probs=None)), row)
+    output = run(worker(Server([episode])), row)
+    assert output.extra_fields["reward_extra_info"] == {
+        "success": 1, "stop_turns": 0, "stop_context": 0,
+        "env_reward": 5.0, "env_acc": None, "env_success": 0.5, "f1": 0.5,
+    }  # fmt: skip
+
+
+def test_counts_of_the_server_are_sums_over_the_turns(worker):
+    row, episode = desk()
+    drafts = {"spec_num_draft_tokens": 5, "spec_num_accepted_tokens": 3, "spec_num_verify_steps": 2}
+    output = run(worker(Server([episode], num_preempted=2, extra_fields=drafts)), row)
+    assert output.metrics.num_preempted == 4 and len(episode.spans) == 2
+    assert {name: output.extra_fields[name] for name in drafts} == {name: 2 * n for name, n in drafts.items()}
+    assert run(worker(Server([episode])), row).metrics.num_preempted == -1
+
+
+def test_a_deterministic_run_names_its_requests(worker):
+    """The name chooses the server."""
+    row, episode = desk()
+    server = Server([episode])
+    verl = worker(server)
+    verl.config.actor_rollout_ref.rollout.full_determinism = True
+    run(verl, row | {"priority": np.int64(7)})
+    assert {request for request, _ in server.asked} == {"det-7"}
+
+
+@pytest.mark.parametrize("none", [None, []])  # verl's client for asynchronous trainers returns an empty list
+def test_without_log_probabilities_there_are_none(none, worker):
+    row, episode = desk()
+    output = run(worker(Server([episode], log_probs=none)), row)
     assert output.response_logprobs is None and output.reward_score == 1
 
 
@@ -354,10 +410,12 @@ def test_tools_of_all_episodes_block_at_the_same_time(worker, monkeypatch, tmp_p
     assert output.batch["rm_scores"].sum(dim=1).equal(torch.ones(count)) and scripted.Desk.open == 0
 
 
-@pytest.mark.parametrize("where", ["server", "tool"])
+@pytest.mark.parametrize("where", ["making", "server", "tool"])
 def test_a_cancelled_episode_closes_its_environment(where, worker, monkeypatch):
     """A running tool ends first: the environment is closed in the thread of the episode."""
     row, episode = desk()
+    made, closed, begin, close = [], [], scripted.Desk.__init__, scripted.Desk.close
+    monkeypatch.setattr(scripted.Desk, "close", lambda env: closed.append(env) or close(env))
     server, reached, go_on = Server([episode]), threading.Event(), threading.Event()
     query = scripted.Desk.query
 
@@ -371,8 +429,16 @@ def test_a_cancelled_episode_closes_its_environment(where, worker, monkeypatch):
         go_on.wait(20)
         return query(self, sql)
 
+    def make(self, **kwargs):
+        made.append(self)
+        reached.set()
+        go_on.wait(20)
+        begin(self, **kwargs)
+
     slow.__name__ = "query"
-    if where == "server":
+    if where == "making":
+        monkeypatch.setattr(scripted.Desk, "__init__", make)
+    elif where == "server":
         server.generate = no_answer
     else:
         monkeypatch.setattr(scripted.Desk, "query", slow)
@@ -389,4 +455,4 @@ def test_a_cancelled_episode_closes_its_environment(where, worker, monkeypatch):
             await task
 
     asyncio.run(main())
-    assert scripted.Desk.open == 0
+    assert scripted.Desk.open == 0 and len(closed) == 1 and made in ([], closed)

@@ -263,8 +263,8 @@ def test_long_queries_are_not_kept() -> None:
     assert query_stems.cache_info().currsize == kept + 1
 
 
-QUICK = "BODY_SECONDS = http_limits.HEADER_SECONDS = 0.5; http_limits.TAKE_SECONDS = 1.5"
-QUICK += "; server.MAX_HELD_BYTES = 1_000_000; server.MAX_UNSENT_BYTES = 30_000_000"
+QUICK = "http_limits.BODY_SECONDS = http_limits.HEADER_SECONDS = 0.5; http_limits.TAKE_SECONDS = 1.5"
+QUICK += "; http_limits.MAX_HELD_BYTES = 1_000_000; server.MAX_UNSENT_BYTES = 30_000_000"
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         number = int(probe.getsockname()[1])
     imports = "from agent_r1_tools import http_limits; from agent_r1_tools.search import server"
-    code = f"{imports}; server.{QUICK}; server.main()"
+    code = f"{imports}; {QUICK}; server.main()"
     process = subprocess.Popen([sys.executable, "-c", code, "--corpus", str(corpus), "--port", str(number)])
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

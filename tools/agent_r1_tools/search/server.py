@@ -4,8 +4,8 @@
 
 It answers POST /retrieve (Search-R1's protocol), GET and POST /search (Agent-R1's) and GET /health. Queries that arrive
 within a few milliseconds of each other go to the retriever together, the queries of large requests in slices, so that
-no request waits long for others. A request that is too large or malformed gets status 422, and so does one that the
-retriever rejects. A request without room gets 429, one whose body does not arrive 408. A client that does not take its
+no request waits long for others. A malformed request gets status 422, and so does one that the retriever rejects. A
+body that is too large gets 413, one without room 429, one that does not arrive 408. A client that does not take its
 answer is dropped, and the queries of a client that left are not searched. There is no authentication: let the server
 listen on an address that only the training machines reach.
 """
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from agent_r1_tools.search.http import MAX_PASSAGES, MAX_QUERIES
 from agent_r1_tools.search.passages import Hit, Passage, QueryRefused, Retriever, load_corpus
@@ -28,9 +28,9 @@ from agent_r1_tools.search.passages import Hit, Passage, QueryRefused, Retriever
 try:
     import uvicorn
     from fastapi import FastAPI, HTTPException, Request, Response
-    from pydantic import BaseModel, Field, StringConstraints, ValidationError
+    from pydantic import BaseModel, Field, StringConstraints
 
-    from agent_r1_tools.http_limits import Impatient
+    from agent_r1_tools.http_limits import Bodies, Form, Impatient, read_form
 except ImportError as missing:
     needed = 'the retrieval server needs fastapi and uvicorn: pip install "agent-r1[server]"'
     if __name__ == "__main__":
@@ -44,8 +44,6 @@ SLICE_CHARS = 16_384
 MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
 MAX_BODY_BYTES = 8 * 1024 * 1024
-MAX_HELD_BYTES = 64 * 1024 * 1024
-"""The maximum of all bodies that are being read."""
 MAX_WAITING_CHARS = 16 * 1024 * 1024
 """The maximum of all waiting queries. Each requested passage counts as `HIT_CHARS`, for the memory of a hit."""
 HIT_CHARS = 100
@@ -54,8 +52,6 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """The maximum of all answers that were written but not taken, beyond the first `PIECE_BYTES` of each."""
 PIECE_BYTES = 65_536
 """The size of the pieces in which an answer is handed over. An answer that is no larger always has room."""
-BODY_SECONDS = 30.0
-"""The time in which a body must arrive."""
 
 Query = Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARS)]
 Queries = Annotated[list[Query], Field(min_length=1, max_length=MAX_QUERIES)]
@@ -75,9 +71,6 @@ class SearchRequest(BaseModel):
 
     queries: Queries
     top_k: TopK = 10
-
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(eq=False)
@@ -181,7 +174,7 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
         default_top_k: the number of passages that /retrieve returns if a request does not name one.
     """
     batcher = Batcher(retriever)
-    bodies, answers = _Bodies(), _Answers()
+    bodies, answers = Bodies(MAX_BODY_BYTES), _Answers()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -191,16 +184,23 @@ def create_app(retriever: Retriever, default_top_k: int = 3) -> FastAPI:
 
     app = FastAPI(title="agent_r1_tools retrieval server", lifespan=lifespan)
 
+    async def read(request: Request, form: type[Form]) -> Form:
+        data = await bodies.read(request.receive)
+        try:
+            return read_form(form, data)
+        finally:
+            bodies.free(data)
+
     @app.post("/retrieve")
     async def retrieve(request: Request) -> Response:
-        body = await bodies.read(request, RetrieveRequest)
+        body = await read(request, RetrieveRequest)
         found = await _unless_gone(request, batcher.search(body.queries, body.topk or default_top_k))
         scored = body.return_scores
         return await answers.write("result", (_retrieved(hits, scored) for hits in found))
 
     @app.post("/search")
     async def search(request: Request) -> Response:
-        body = await bodies.read(request, SearchRequest)
+        body = await read(request, SearchRequest)
         return await search_all(request, body.queries, body.top_k)
 
     @app.get("/search")
@@ -235,35 +235,6 @@ async def _unless_gone(request: Request, search: Coroutine[Any, Any, list[list[H
     finally:
         searching.cancel()
         leaving.cancel()
-
-
-class _Bodies:
-    """A reader of request bodies: each has at most `MAX_BODY_BYTES`, and all together have at most `MAX_HELD_BYTES`."""
-
-    def __init__(self) -> None:
-        self._held = 0  # bytes
-
-    async def read(self, request: Request, form: type[Body]) -> Body:
-        data = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for chunk in request.stream():
-                    data += chunk
-                    self._held += len(chunk)
-                    if len(data) > MAX_BODY_BYTES:
-                        raise HTTPException(422, f"the body is larger than {MAX_BODY_BYTES} bytes; send fewer queries")
-                    if self._held > MAX_HELD_BYTES:
-                        raise HTTPException(429, "too many bodies are being read")
-        except TimeoutError:
-            problem = f"the body did not come within {BODY_SECONDS:g} seconds"
-            raise HTTPException(408, problem, {"Connection": "close"}) from None
-        finally:
-            self._held -= len(data)
-        try:
-            return form.model_validate_json(bytes(data))
-        except ValidationError as error:
-            detail = error.errors(include_url=False, include_input=False, include_context=False)
-            raise HTTPException(422, detail) from None
 
 
 class _Answers:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import agent_r1
 from agent_r1.adapters.openenv.server import counts_of, public_name
-from agent_r1.arguments import ArgumentError
+from agent_r1.arguments import ArgumentError, json_object
 from agent_r1.baselines import baselines_of
 from agent_r1.episode import MAX_CALLS
 from agent_r1.ids import factory
@@ -121,10 +121,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m agent_r1.adapters.openenv", description=main.__doc__)
     parser.add_argument("env_id", help="an id, or MODULE:ID for your own environment")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
-    parser.add_argument("--env-kwargs", default="{}", help="arguments of the environment, as JSON")
+    parser.add_argument("--env-kwargs", type=json_object, default={}, help="arguments of the environment, as JSON")
     args = parser.parse_args()
     try:
-        for path in write_folder(args.env_id, args.out, json.loads(args.env_kwargs)):
+        for path in write_folder(args.env_id, args.out, args.env_kwargs):
             print(path)
-    except (ArgumentError, json.JSONDecodeError) as error:
+    except (ArgumentError, ImportError, FileNotFoundError) as error:
         parser.error(str(error))

@@ -14,7 +14,7 @@ from agent_r1.adapters.openenv.client import OpenEnvAction, OpenEnvObservation, 
 from agent_r1.episode import Tokens
 from agent_r1.ids import creator, factory, find_environment
 from agent_r1.loops import new_messages
-from agent_r1.text.chat import encode_turn
+from agent_r1.text.chat import action_span
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
 from agent_r1_tools.threads import OneThread
@@ -117,11 +117,9 @@ class OpenEnvEnvironment(Environment):
     def _play(self, env: ToolEnv, action: OpenEnvAction) -> tuple[Tokens, OpenEnvObservation]:
         if (action.message is None) is (action.tokens is None):
             raise ValueError("an action has either `message` or `tokens`")
-        span = (action.tokens or [])[: env.room + 1]  # a longer turn is cut the same
-        if isinstance(action.message, str):
-            span = encode_turn(env, action.message, env.room).tolist()
-        elif action.message is not None:
-            span = env.encode_reply(action.message).tolist()
+        text, message = (action.message, None) if isinstance(action.message, str) else (None, action.message)
+        span = action_span(env, text=text, message=message, tokens=action.tokens).tolist()
+        span = span[: env.room + 1]  # a longer turn is cut the same
         state, reward, terminated, truncated, info = self._thread.run(env.step, span)
         if "fault" in info:
             raise ToolFault(f"infrastructure error: {info['fault']}")
