@@ -7,6 +7,7 @@
     python learner/evaluate_llm.py --model NAME --env-id AgentR1/HotpotQA-v0 --split dev --mode naive_rag
     python learner/evaluate_llm.py --api https://api.openai.com/v1 --api-model NAME --num-envs 8
     python learner/evaluate_llm.py --samples 8 --temperature 1             # pass@k over 8 episodes of each task
+    python learner/evaluate_llm.py --temperature 1 --decode value-turn --critic runs/RUN  # a critic picks each turn
     python learner/evaluate_llm.py --resume runs/EVALUATION                # continue a stopped evaluation
 """
 
@@ -15,7 +16,7 @@ import llm_utils.setup.startup  # noqa: F401  isort: skip  (reports a missing pa
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import comb
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from llm_utils.records.evaluation_files import REPORT, Episodes, load_args
 from llm_utils.records.intervals import proportion
 from llm_utils.records.logger import run_name
 from llm_utils.records.progress import Progress
+from llm_utils.sampling.decoding import CandidateEngine, best_of, check_decoding, end_of_actions, load_score
 from llm_utils.sampling.engine import EngineDied
 from llm_utils.sampling.make_engine import make_chat_engine, make_engine
 from llm_utils.sampling.rollout import Sampler, check_playable
@@ -114,6 +116,15 @@ class Args:
     top_p: float | None = None
     """nucleus sampling (1: off; None: off, or the server's default with --api)"""
 
+    # decoding
+    decode: Literal["plain", "value-turn", "best-of-n"] = "plain"
+    """plain: one span a turn. value-turn: the critic picks one of several spans in every turn. best-of-n: it picks one
+    of several episodes of a task; without --critic the environment picks, an upper bound"""
+    candidates: int = 4
+    """number of spans or episodes to pick from"""
+    critic: str | None = None
+    """folder of the PPO run whose critic picks (ppo_llm.py, e.g. with --critic-only)"""
+
 
 def check_api(args: Args) -> None:
     """Raise SystemExit for arguments that do nothing with --api, or are missing. Values taken from a run are not
@@ -123,7 +134,7 @@ def check_api(args: Args) -> None:
             raise SystemExit("--api needs --api-model, the model's name at the API")
         if args.mode == "base_tool_call":
             raise SystemExit("--mode base_tool_call needs a run; with --api use --mode agent")
-        for name in ("model", "adapter", "dtype", "engine"):
+        for name in ("model", "adapter", "dtype", "engine", "decode"):
             if getattr(args, name) != getattr(Args, name):
                 raise SystemExit(f"{arguments.flag(name)} does nothing with --api")
 
@@ -135,6 +146,7 @@ def check(args: Args) -> None:
         raise SystemExit("--top-p does nothing without a --temperature above 0")
     if args.samples > 1 and args.temperature == 0:
         raise SystemExit("--samples needs a --temperature above 0: a greedy policy always gives the same answer")
+    check_decoding(args)
     if args.engine != "transformers" and args.dtype != "auto":
         raise SystemExit(f"--dtype does nothing with --engine {args.engine}")
     if args.mode == "base_tool_call" and args.adapter is not None:
@@ -243,10 +255,14 @@ if __name__ == "__main__":
     if args.api is not None:
         engine: Any = make_chat_engine(args, envs)
     else:
-        engine = make_engine(args, source, vocab_size, policy, tokenizer, longest)
+        slots = args.num_envs * (args.candidates if args.decode == "value-turn" else 1)
+        engine = make_engine(replace(args, num_envs=slots), source, vocab_size, policy, tokenizer, longest)
+    score, critic = load_score(args, tokenizer, vocab_size, policy, device)
+    if args.decode == "value-turn" and score is not None:
+        engine = CandidateEngine(engine, args.candidates, score)
 
     # episodes; each is saved when it ends
-    first, times = args.first_episode, args.samples
+    first, times = args.first_episode, args.candidates if args.decode == "best-of-n" else args.samples
     num_tasks = min(args.episodes, envs.envs[0].num_tasks - first)
     tasks = {number: first + number // times for number in range(num_tasks * times)}
     if num_tasks < args.episodes:
@@ -255,7 +271,8 @@ if __name__ == "__main__":
         raise SystemExit(f"{run_dir}: another evaluation has this name; start again, or use another --exp-name")
     run_files.claim(run_dir)
     model_name = f"{source} with {' and '.join(stack)}" if stack else source
-    model = {"model": model_name, "model_files": model_files(args, args.chat_template)}
+    files = model_files(args, args.chat_template, args.critic and str(Path(args.critic, "critic")))
+    model = {"model": model_name, "model_files": files} | critic
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
     labels = {"mode": args.mode, "env_id": args.env_id, "model": model_name}
@@ -269,6 +286,8 @@ if __name__ == "__main__":
                 for row in sampler.stream():
                     if not row.fault:
                         row.stats["format"] = float(well_formed(row.reward_terms))
+                        if args.decode == "best-of-n" and score is not None:
+                            row.stats["critic_value"] = float(score([end_of_actions(row)])[0])
                     episodes.add(row, **labels)
                     bar.update()
             except EngineDied as error:
@@ -286,8 +305,10 @@ if __name__ == "__main__":
             print(f"{failed} failed because of infrastructure errors and are not counted: {fault}")
         if not rows:
             raise SystemExit("no episode is left to evaluate")
+        if args.decode == "best-of-n":
+            rows = best_of(rows)
         table = summarize(rows, args.seed)
-        if times > 1:
+        if args.samples > 1:
             table |= pass_table(rows, times)
             write_pass_rates(run_dir / "pass_rates.json", rows, first + num_tasks, args)
         counts = {"episodes": len(rows), "faults": len(played) - len(rows)}

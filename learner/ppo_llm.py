@@ -80,6 +80,8 @@ class Args(Common):
     """answer: the critic reads the task's gold answer before the prompt, the policy does not (an asymmetric critic)"""
     critic_warmup: int = 1
     """iterations at the start that train only the critic"""
+    critic_only: bool = False
+    """never train the policy: the run makes a critic of it"""
     update_epochs: int = 1
     """passes over the collected episodes"""
     num_minibatches: int = 4
@@ -133,11 +135,11 @@ def check(args: Args) -> None:
     arguments.check(args)
     if args.advantage == "turns" and not args.advantage_mask:
         raise SystemExit("--advantage turns is incompatible with --no-advantage-mask: it runs over turns, not tokens")
-    if args.critic_warmup >= (iterations := args.total_episodes // args.episodes_per_iteration):
-        raise SystemExit(
-            f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy: use a "
-            f"smaller one, or --total-episodes {(args.critic_warmup + 1) * args.episodes_per_iteration} or more"
-        )
+    iterations = args.total_episodes // args.episodes_per_iteration
+    if args.critic_warmup >= iterations and not args.critic_only:
+        enough = (args.critic_warmup + 1) * args.episodes_per_iteration
+        cause = f"--critic-warmup {args.critic_warmup} leaves none of the {iterations} iterations to the policy"
+        raise SystemExit(f"{cause}: use a smaller one, --critic-only, or --total-episodes {enough} or more")
     unfinished = [kwargs.get("unfinished_reward", 0) for kwargs in kwargs_of_each(args)]
     if args.truncation == "bootstrap" and any(reward != 0 for reward in unfinished):
         raise SystemExit("--truncation bootstrap pays nothing for an unfinished episode: leave out unfinished_reward")
@@ -373,8 +375,9 @@ if __name__ == "__main__":
 
             # update
             run.saver.begin_update()
+            train_policy = iteration > args.critic_warmup and not args.critic_only
             for minibatch in run.minibatches(rows, iteration):
-                metrics = backward(minibatch, args, run, train_policy=iteration > args.critic_warmup)
+                metrics = backward(minibatch, args, run, train_policy)
                 norms = run.optimizer.step(args.max_grad_norm, minibatch)
                 run.metrics.append(metrics | {"grad_norm": norms[0], "critic_grad_norm": norms[1]})
                 if args.target_kl is not None and metrics.get("approx_kl", 0.0) > args.target_kl:

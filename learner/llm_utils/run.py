@@ -239,7 +239,7 @@ class Run:
         until then (`minibatches`), unless something needs their log-probabilities earlier.
         """
         args, iteration = self.args, self.state["iteration"] + 1
-        without_step = iteration <= getattr(args, "critic_warmup", 0)
+        without_step = iteration <= getattr(args, "critic_warmup", 0) or getattr(args, "critic_only", False)
         if not (args.reject_ratio or args.kl_in == "reward" or without_step):
             for i in next(self._steps([bool(row.train_mask.any()) for row in rows], iteration), ()):
                 rows[i].unscored = True

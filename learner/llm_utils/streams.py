@@ -16,7 +16,8 @@ class Stream(IntEnum):
     SAMPLING = 2  # the tokens of an episode
     ORDER = 3  # the minibatches of an iteration
     ENVIRONMENT = 4  # an environment's own randomness in an episode
-    BRANCHES = 5  # whether an episode branches at a turn
+    CANDIDATES = 5  # the further candidates of a turn, in an episode's stream of SAMPLING
+    BRANCHES = 7  # whether an episode branches at a turn
 
 
 def episode_seed(seed: int, episode: int) -> int:

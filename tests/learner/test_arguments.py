@@ -158,7 +158,7 @@ OF_COMMON = ["run", "environment", "model", "engine", "evaluation", "machine"]
 TITLES = {
     **dict.fromkeys(PLAY, ["sampling", "advantages", "optimization", "loss", *OF_COMMON]),
     "sft_llm": ["run", "machine", "demonstrations", "model", "training"],
-    "evaluate_llm": ["run", "machine", "environment", "model", "engine", "episodes"],
+    "evaluate_llm": ["run", "machine", "environment", "model", "engine", "episodes", "decoding"],
 }
 
 

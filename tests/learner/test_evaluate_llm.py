@@ -22,6 +22,7 @@ from agent_r1 import tiny_policy
 from llm_utils.records import earlier_runs
 from llm_utils.setup.loading import load_policy, merge_adapters
 from llm_utils.setup.sources import fingerprint, model_files, model_source
+from llm_utils.value_model import Critic, save_critic
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "learner" / "evaluate_llm.py"
@@ -402,3 +403,70 @@ def test_what_the_card_of_a_shipped_policy_says_comes_out(monkeypatch, tmp_path,
 
 def test_most_shipped_policies_have_a_line_that_can_be_played_again():
     assert len(card_lines()) >= 5
+
+
+@pytest.fixture
+def critic_run(policy_folder, tmp_path, vocab_size):
+    """critic_run(policy, tokenizer): the folder of a run that left a critic with random values."""
+
+    def make(policy, tokenizer=None):
+        args = SimpleNamespace(gradient_checkpointing="off", env_id=ENV_ID, chat_template=None)
+        critic = Critic(str(policy_folder), args, torch.float32)
+        torch.nn.init.normal_(critic.head.weight)
+        (tmp_path / "trained").mkdir(exist_ok=True)
+        save_critic(critic, policy, tmp_path / "trained", args, tokenizer, vocab_size)
+        return tmp_path / "trained"
+
+    return make
+
+
+SAMPLED = ["--temperature", 1, "--candidates", 2]
+
+
+def test_a_critic_picks_turns(monkeypatch, tmp_path, policy_folder, policy, critic_run, capsys):
+    flags = ["--model", policy_folder, *SMALL, *SAMPLED, "--decode", "value-turn", "--critic", critic_run(policy)]
+    report, rows = run(monkeypatch, tmp_path, *flags)
+    assert report["policy_of_critic"] == "the evaluated one" and "another policy" not in capsys.readouterr().err
+    assert all(row["stats"]["candidate_tokens"] > row["stats"]["sampled_tokens"] for row in rows)
+    with torch.no_grad():
+        policy.get_input_embeddings().weight[0, 0] += 1
+    critic_run(policy)
+    report, _ = run(monkeypatch, tmp_path, *flags, "--exp-name", "other")
+    assert report["policy_of_critic"] == "another one" and "was trained for another policy" in capsys.readouterr().err
+
+
+def test_a_critic_of_other_tokens_is_refused(monkeypatch, tmp_path, policy_folder, policy, critic_run):
+    run_dir = critic_run(policy, tiny_policy("AgentR1/CraftWorld-v0"))
+    flags = ["--decode", "value-turn", "--critic", run_dir, *SAMPLED]
+    with pytest.raises(SystemExit, match="reads the tokens of another tokenizer or chat template"):
+        run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, *flags)
+
+
+@pytest.mark.parametrize("by_critic", [False, True])
+def test_the_best_of_several_episodes_counts(monkeypatch, tmp_path, policy_folder, policy, critic_run, by_critic):
+    flags = [*SAMPLED, "--decode", "best-of-n", *(["--critic", critic_run(policy)] if by_critic else [])]
+    report, rows = run(monkeypatch, tmp_path, "--model", policy_folder, *SMALL, *flags)
+    assert (report["episodes"], len(rows)) == (6, 12)
+    assert [row["task_index"] for row in rows] == [i // 2 for i in range(12)]
+    name = "critic_value" if by_critic else "success"
+    pairs = [(rows[i]["stats"], rows[i + 1]["stats"]) for i in range(0, 12, 2)]
+    best = [max(pair, key=lambda stats: stats[name]) for pair in pairs]
+    tokens = [sum(stats["sampled_tokens"] for stats in pair) for pair in pairs]
+    assert report["metrics"]["return"]["mean"] == pytest.approx(np.mean([stats["return"] for stats in best]))
+    assert report["metrics"]["candidate_tokens"]["mean"] == pytest.approx(np.mean(tokens))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--decode", "value-turn", "--temperature", "1"], "--decode value-turn needs --critic"),
+        (["--decode", "best-of-n"], "--decode best-of-n needs a --temperature above 0"),
+        (["--decode", "best-of-n", "--temperature", "1", "--samples", "2"], "--samples contradicts --decode best-of-n"),
+        (["--critic", "runs/any"], "--critic does nothing with --decode plain"),
+        (["--decode", "value-turn", "--temperature", "1", "--critic", "runs/any"], "runs/any has no critic"),
+        (["--decode", "best-of-n", "--api", "http://a", "--api-model", "m"], "--decode does nothing with --api"),
+    ],
+)
+def test_decoding_refuses_what_contradicts(monkeypatch, tmp_path, policy_folder, flags, message):
+    with pytest.raises(SystemExit, match=message):
+        run(monkeypatch, tmp_path, *SMALL, *([] if "--api" in flags else ["--model", policy_folder]), *flags)

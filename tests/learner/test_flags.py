@@ -35,7 +35,9 @@ NEEDS = {  # what makes a flag do something
     "gamma_turn": {"advantage": "bilevel"}, "constant_length": {"loss_aggregation": "constant"},
     "group_size": {"baseline": True}, "importance_cap": {"old_logprobs": "trainer"},
     "reject_ratio": {"old_logprobs": "trainer"}, "api_model": {"api": "http://a"}, "top_p": {"temperature": 1.0},
-    "samples": {"temperature": 1.0}, "vllm_url": {"engine": "vllm-server"}, "wandb_project_name": {"track": True},
+    "samples": {"temperature": 1.0}, "candidates": {"temperature": 1.0, "decode": "best-of-n"},
+    "critic": {"temperature": 1.0, "decode": "best-of-n"}, "vllm_url": {"engine": "vllm-server"},
+    "wandb_project_name": {"track": True},
 }  # fmt: skip
 
 

@@ -93,6 +93,21 @@ def test_options_run(learn, policy_folder, options):
             assert not row["truncated"] or not any(terms.get("outcome/unfinished") for terms in row["reward_terms"])
 
 
+def test_a_critic_of_a_fixed_policy(learn, policy_folder, capsys):
+    """The policy's weights stay equal to the bit, the critic's change, and no warning calls this a failure."""
+    small = SMALL[: SMALL.index("--critic-warmup")]
+    flags = ["--critic-only", "--total-episodes", 16, "--eval-episodes", 0, "--old-logprobs", "trainer"]
+    run_dir = learn("ppo_llm", "--model", policy_folder, *small, *flags)
+    before = safetensors.load_file(policy_folder / "model.safetensors")
+    after = safetensors.load_file(run_dir / "model" / "model.safetensors")
+    assert before.keys() == after.keys() and all((before[name] == after[name]).all() for name in before)
+    critic, facts = load_critic(run_dir)
+    assert facts.policy == weights_digest(before.items()) and critic.head.weight.any()
+    assert "nothing was trained" not in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="--critic-warmup does nothing with --critic-only"):
+        learn("ppo_llm", "--model", policy_folder, *small, *flags, "--critic-warmup", 3)
+
+
 @pytest.mark.slow
 def test_ctrl_c_and_resume_end_where_an_uninterrupted_run_ends(learn, policy_folder):
     options = ["--model", str(policy_folder), *map(str, SMALL), "--total-episodes", "48", "--save-model"]

@@ -22,12 +22,13 @@ SHOWN = {"success": "success", "em": "exact match", "f1": "F1", "return": "retur
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 WIDTH = 40  # of a sparkline
 LENGTH = 6_000  # characters of an episode in TensorBoard
+SUMS = ("tokens", "sampled_tokens", "candidate_tokens", "critic_value")  # sums, and values that are no shares
 
 
 def interval(name: str, values: Sequence[float], seed: int = 0) -> Interval:
     """Return the mean of a statistic's values, one per task, with its 95 % interval: a proportion's for a share."""
     array = np.asarray(values, float)
-    is_sum = name in (*OF_TURNS, "tokens", "sampled_tokens")  # its values may lie between 0 and 1 by chance
+    is_sum = name in (*OF_TURNS, *SUMS)  # its values may lie between 0 and 1 by chance
     is_share = not is_sum and ((array >= 0) & (array <= 1)).all()
     return proportion(array) if is_share else mean(values, seed, resamples=2000)
 

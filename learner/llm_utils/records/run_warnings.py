@@ -46,7 +46,8 @@ def of_iteration(figures: Mapping[str, float], state: dict[str, Any], args: Any,
     if success is None or mean_return is None:
         return {}  # infrastructure errors only
 
-    if figures["batch/valid"] > 1 and number > getattr(args, "critic_warmup", 0):  # before, only the critic is trained
+    only_critic = number <= getattr(args, "critic_warmup", 0) or getattr(args, "critic_only", False)
+    if figures["batch/valid"] > 1 and not only_critic:
         found |= _without_signal(figures, state, args, show)
 
     state["success"] = state.get("success", False) or success > 0

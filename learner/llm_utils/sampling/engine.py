@@ -36,6 +36,7 @@ class Span:
     entropies: Array | None = None  # float32 [n] in nats, on request
     top_tokens: Array | None = None  # int32 [n, k], on request: the k most likely tokens, most likely first
     top_logprobs: Array | None = None  # float32 [n, k], of `top_tokens`
+    candidate_tokens: int | None = None  # sampled tokens of all candidates, if it was chosen among several
 
 
 class Engine(Protocol):

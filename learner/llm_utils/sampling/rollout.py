@@ -191,6 +191,8 @@ class Sampler:
         errors = sum(not call["ok"] for call in calls)
         row.add(Turn(start, end, float(reward), span.logprobs, span.versions, len(calls), errors, terms, forced))
         row.tokens = np.concatenate([row.tokens, action] if rewritten else [row.tokens, action, new])
+        if span.candidate_tokens is not None:
+            row.stats["candidate_tokens"] = row.stats.get("candidate_tokens", 0) + span.candidate_tokens
         if terminated or truncated:
             row.terminated, row.truncated, row.fault = bool(terminated), bool(truncated), info.get("fault")
             row.answers = self.envs.envs[slot].task.answers

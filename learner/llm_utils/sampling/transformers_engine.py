@@ -51,7 +51,7 @@ class TransformersEngine:
         self.count, self.room = np.zeros(n, np.int64), np.zeros(n, np.int64)  # tokens of the span, and their limit
         kinds: dict[str, Any] = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32}
         kinds |= {"entropies": np.float32} if self.entropies else {}
-        self.written = {name: np.zeros((n, 64), kind) for name, kind in kinds.items()}
+        self.written: dict[str, Any] = {name: np.zeros((n, 64), kind) for name, kind in kinds.items()}
         if self.top_logprobs:
             for name, kind in (("top_tokens", np.int32), ("top_logprobs", np.float32)):
                 self.written[name] = np.zeros((n, 64, self.top_logprobs), kind)
