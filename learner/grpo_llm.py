@@ -103,6 +103,8 @@ class Args(Common):
     reject_ratio: float = 0.0
     """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
     inverse (0: keep all)"""
+    replay_successes: float = 0.0
+    """share of an iteration's trained episodes that are stored successes of earlier ones (0: none)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -263,6 +265,7 @@ if __name__ == "__main__":
             run.mark("rollout")
 
             # log-probabilities and advantages
+            fresh, rows = rows, rows + run.replayed(rows)
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
@@ -280,5 +283,5 @@ if __name__ == "__main__":
                 metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, minibatch)[0]
                 run.metrics.append(metrics)
             run.mark("train")
-            run.end_iteration(iteration, rows, {"charts/groups_with_signal": signal, "charts/rejected": rejected})
+            run.end_iteration(iteration, fresh, {"charts/groups_with_signal": signal, "charts/rejected": rejected})
         run.close()
