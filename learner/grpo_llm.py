@@ -105,6 +105,8 @@ class Args(Common):
     inverse (0: keep all)"""
     replay_successes: float = 0.0
     """share of an iteration's trained episodes that are stored successes of earlier ones (0: none)"""
+    drop_void_turns: bool = False
+    """leave episodes with a turn that has neither a call nor an answer out of the update (SimpleTIR)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -273,6 +275,8 @@ if __name__ == "__main__":
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
             compute_advantages(groups, args)
+            if args.drop_void_turns:
+                run.drop_void_turns(fresh)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
             run.mark("score")
 

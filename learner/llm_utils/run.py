@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llm_utils import arguments, distributed, replay
+from llm_utils import arguments, distributed, replay, void_turns
 from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import Logger, run_name, share_of_faults
 from llm_utils.records.model_card import save_with_card
@@ -243,7 +243,8 @@ class Run:
         """
         args, iteration = self.args, self.state["iteration"] + 1
         without_step = iteration <= getattr(args, "critic_warmup", 0)
-        if not (args.reject_ratio or args.kl_in == "reward" or without_step):
+        dropping = args.reject_ratio or getattr(args, "drop_void_turns", False)
+        if not (dropping or args.kl_in == "reward" or without_step):
             for i in next(self._steps([bool(row.train_mask.any()) for row in rows], iteration), ()):
                 rows[i].unscored = True
                 rows[i].old_logprobs = np.where(rows[i].train_mask, np.float32(np.nan), np.float32(0))
@@ -252,6 +253,12 @@ class Run:
             row.old_logprobs = scored.get(row.episode, row.old_logprobs)
         if not any(row.unscored for row in rows):
             self.gap = sampler_gap(rows)  # over all, before any is rejected because of it
+
+    def drop_void_turns(self, rows: Sequence[Trajectory]) -> None:
+        """Exclude episodes with a void turn from training, and count them in log and summary."""
+        dropped = void_turns.drop_void_turns(rows)
+        self.figures["charts/void"] = dropped / max(1, len(rows))
+        self.state["summary"]["void_episodes"] = self.state["summary"].get("void_episodes", 0) + dropped
 
     def score_reference(self, rows: Sequence[Trajectory]) -> None:
         """Fill `ref_logprobs` with the reference policy's log-probabilities of the trained tokens."""

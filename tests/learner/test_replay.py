@@ -1,4 +1,4 @@
-"""Replay of own successes: the store, the weights, refusals, runs and their resume."""
+"""Replay of own successes, and the filter of void turns: the store, the weights, refusals, runs and their resume."""
 
 import importlib
 import json
@@ -11,13 +11,17 @@ from interrupted import interrupted_after
 from learners import PLAY, filled
 from safetensors import torch as safetensors
 
+from agent_r1.tool_env import End, Task, ToolEnv
+from agent_r1.trajectories import episode_record
 from llm_utils import replay
 from llm_utils.recovery import checkpoint
 from llm_utils.training.metrics import sampler_gap
+from llm_utils.trajectory import Trajectory
+from llm_utils.void_turns import drop_void_turns, has_void_turn
 
 RUN = ["--num-envs", 16, "--episodes-per-iteration", 16, "--num-minibatches", 2, "--num-threads", 1]
 RUN += ["--eval-episodes", 0, "--checkpoint-every", 1, "--deterministic"]
-REPLAY = ["--replay-successes", 0.5]
+BOTH = ["--replay-successes", 0.5, "--drop-void-turns"]
 
 
 @pytest.fixture
@@ -78,6 +82,51 @@ def test_the_age_of_a_replayed_row_is_paid_by_a_capped_weight(success, made_up_r
     assert run.gap == sampler_gap(new)  # an older policy sampled the other one
 
 
+# ---------------------------------------------------------------------------------------------------------- void turns
+
+
+class Talk(ToolEnv):
+    """A task of three turns; a user answers those who say hello, and ends the episode on bye."""
+
+    splits = {"train": "train"}
+    num_tasks = 1
+
+    def make_task(self, index):
+        return Task("one", "N", ["x"])  # the hint begins with the question
+
+    def judge_answer(self, answer):
+        return float(answer == "x"), {}
+
+    def user_turn(self, said):
+        return {"hello": "Hello.", "bye": End(1.0)}.get(said)
+
+
+@pytest.mark.parametrize(
+    ("turns", "void"),
+    [
+        (["<answer>x</answer>"], False),
+        (["hm", "<answer>x</answer>"], True),
+        (["hello", "<answer>x</answer>"], False),
+        (["hello", "bye"], False),
+        (['<tool_call>{"name": "nothing"}</tool_call>', "<answer>x</answer>"], False),
+        (["hello", "hello", "hm"], True),  # the last of three turns
+        (["hello", "hello", "hello"], False),
+        (["x" * 900], True),  # it fills the context
+    ],
+)
+def test_a_turn_is_void_if_it_neither_acts_nor_is_heard(turns, void):
+    env = Talk(max_turns=3, max_context_tokens=700)
+    env.reset(seed=1)
+    for text in turns:
+        *_, terminated, truncated, info = env.step(np.array(env.tokenizer.encode(text), np.int32))
+    assert terminated or truncated
+    row = Trajectory(0, 0, 0, np.zeros(3, np.int32), record=episode_record(env, info))
+    row.finalize()
+    row.train_mask = np.ones(3, bool)
+    assert has_void_turn(row) == void
+    assert drop_void_turns([row]) == void and row.train_mask.any() != void
+
+
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
@@ -106,12 +155,13 @@ def scalars(run_dir):
 
 @pytest.mark.parametrize("script", PLAY)
 def test_a_run_replays_what_it_stored_and_resumes_exactly(learn, monkeypatch, script):
-    flags = [*RUN, *REPLAY, "--total-episodes", 64]
+    flags = [*RUN, *BOTH, "--total-episodes", 64]
     whole = learn(script, *flags, "--exp-name", "whole")
     logged, summary = scalars(whole), json.loads((whole / "summary.json").read_text())
     assert sum(logged["replay/rows"]) == summary["replayed_episodes"] > 5
     assert max(logged["replay/rows"]) <= 16 and logged["replay/age"][-1] >= 1
     assert logged["replay/stored"][-1] >= logged["replay/stored"][0]
+    assert sum(logged["charts/void"]) * 16 == pytest.approx(summary["void_episodes"])
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "Checkpointer", interrupted_after(2))
         with pytest.raises(SystemExit):
@@ -124,7 +174,14 @@ def test_a_run_replays_what_it_stored_and_resumes_exactly(learn, monkeypatch, sc
 
 
 def test_a_damaged_store_is_refused(learn):
-    run_dir = learn("grpo_llm", *RUN, *REPLAY, "--total-episodes", 16)
+    run_dir = learn("grpo_llm", *RUN, *BOTH, "--total-episodes", 16)
     (run_dir / "checkpoint" / "replay.pt").write_bytes(b"nothing")
     with pytest.raises(SystemExit, match=r"--resume .*: the checkpoint's replay.pt is damaged"):
         learn("grpo_llm", "--resume", run_dir, "--total-episodes", 32)
+
+
+def test_without_an_episode_to_train_on_the_warning_names_the_flag(learn, capsys):
+    kwargs = json.dumps({"max_turns": 2, "max_action_tokens": 3})  # too few for a call or an answer
+    run_dir = learn("grpo_llm", *RUN, "--drop-void-turns", "--total-episodes", 16, "--env-kwargs", kwargs)
+    assert scalars(run_dir)["charts/void"] == [1.0]
+    assert "--drop-void-turns left no episode to train on" in capsys.readouterr().err
