@@ -25,6 +25,7 @@ import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, distributed
 from llm_utils.arguments import Common
 from llm_utils.kl import kl_divergence
+from llm_utils.ratio import mean_over_segments, segment_numbers
 from llm_utils.recovery import checkpoint
 from llm_utils.returns import other_groups_deviation, others_deviation, others_mean, returns_to_go
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
@@ -32,7 +33,7 @@ from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, plain_errors
 from llm_utils.training.forward import check_finite, policy_forward
 from llm_utils.training.metrics import TokenMeans
-from llm_utils.trajectory import Group, Trajectory, make_batch, make_groups, segment_numbers, token_weights
+from llm_utils.trajectory import Group, Trajectory, make_batch, make_groups, token_weights
 
 Array = np.ndarray
 
@@ -87,10 +88,14 @@ class Args(Common):
     """the ratio is clipped below at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
     """... and above at 1 + clip_coef_high"""
+    dual_clip: float = 0.0
+    """maximum ratio that counts for a negative advantage, e.g. 3 (arXiv 1912.09729; 0: no maximum)"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
     """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
+    reference: str | None = None
+    """policy of the KL divergence: a name or a folder, with the tokenizer of --model (None: --model)"""
     kl_in: Literal["loss", "reward"] = "loss"
     """add the KL divergence to the loss, or subtract it from the reward of every turn"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -174,20 +179,20 @@ def compute_advantages(groups: Sequence[Group], args: Args) -> None:
 
 def policy_loss(
     new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float,
-    segments: torch.Tensor | None = None,
+    segments: torch.Tensor | None = None, dual_clip: float = 0.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """Return PPO's clipped objective per token [N], to be minimised, and figures per token for the log.
 
-    `segments` [N] numbers the parts over which the ratio is the geometric mean (GSPO, arXiv 2507.18071, eq. 7). Every
-    token keeps its own advantage and gradient (GSPO-token, eq. 14).
+    `segments` [N] numbers the parts over which the ratio is a geometric mean (None: single tokens). `dual_clip` c > 1
+    bounds the loss of a negative advantage A by c |A| (arXiv 1912.09729, eq. 5); 0 does not.
     """
     logratio = (new - old).clamp(-20, 20)
     if segments is not None:
-        zeros = logratio.new_zeros(int(segments[-1]) + 1)
-        sums, counts = zeros.index_add(0, segments, logratio), zeros.index_add(0, segments, torch.ones_like(logratio))
-        logratio = (sums / counts)[segments].detach() + logratio - logratio.detach()
+        logratio = mean_over_segments(logratio, segments)
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip:
+        loss = torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
     clipped = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float()
     return loss, {"old_approx_kl": -logratio, "approx_kl": ratio - 1 - logratio, "clipfrac": clipped}
 
@@ -204,10 +209,8 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run) -> dict[str, floa
         entropy_counts = args.ent_coef != 0
         new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
         batch = make_batch(segments, device, new)
-        stretches = None
-        if args.ratio != "token" and len(new):
-            stretches = segment_numbers(segments, args.ratio == "turn").to(device)
-        losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high, stretches)
+        parts, clip = segment_numbers(segments, args.ratio, device), (args.clip_coef, args.clip_coef_high)
+        losses, figures = policy_loss(new, batch.old, batch.advantages, *clip, parts, args.dual_clip)
         losses = losses * batch.importance(args.importance_cap)
         figures["entropy"], policy_losses = entropy, losses
         if entropy_counts:

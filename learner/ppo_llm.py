@@ -20,23 +20,21 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import nn
-from transformers import AutoModel
 
 import agent_r1  # noqa: F401  (registers the environments)
 from llm_utils import arguments, distributed
 from llm_utils.arguments import Common
 from llm_utils.kl import kl_divergence
+from llm_utils.ratio import mean_over_segments, segment_numbers
 from llm_utils.recovery import checkpoint
 from llm_utils.returns import whiten
 from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, kwargs_of_each, plain_errors
-from llm_utils.setup.loading import enable_gradient_checkpointing, without_bars, without_report_of_unused_weights
-from llm_utils.training import cudnn_attention
-from llm_utils.training.forward import check_finite, pad, policy_forward, train_checkpointed_layers
+from llm_utils.training.forward import check_finite, pad, policy_forward
 from llm_utils.training.metrics import TokenMeans, explained_variance
-from llm_utils.trajectory import Trajectory, make_batch
+from llm_utils.trajectory import Trajectory, make_batch, token_weights
+from llm_utils.value_model import Critic
 
 Array = np.ndarray
 
@@ -90,16 +88,26 @@ class Args(Common):
     """maximum gradient norm, separately for policy and critic"""
 
     # loss
+    ratio: Literal["token", "turn", "sequence"] = "token"
+    """importance ratio of a token, or the geometric mean over its turn or its sequence (GSPO: sequence)"""
+    loss_aggregation: Literal["token", "sequence", "constant"] = "token"
+    """mean over tokens (DAPO), mean over episodes of token means (GRPO), or sum over episodes x constant (Dr. GRPO)"""
+    constant_length: int = 256
+    """tokens per episode that --loss-aggregation constant divides by"""
     clip_coef: float = 0.2
     """the ratio is clipped below at 1 - clip_coef ..."""
     clip_coef_high: float = 0.28
     """... and above at 1 + clip_coef_high"""
+    dual_clip: float = 0.0
+    """maximum ratio that counts for a negative advantage, e.g. 3 (arXiv 1912.09729; 0: no maximum)"""
     clip_coef_value: float = 0.2
     """maximum change of the value in the value loss (0: no clipping)"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
     """weight of the KL divergence to the initial policy (0: no reference model is loaded)"""
+    reference: str | None = None
+    """policy of the KL divergence: a name or a folder, with the tokenizer of --model (None: --model)"""
     kl_in: Literal["loss", "reward"] = "loss"
     """add the KL divergence to the loss, or subtract it from the reward of every sampled token"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -240,34 +248,22 @@ def compute_advantages(rows: Sequence[Trajectory], args: Args) -> None:
 # ------------------------------------------------------------------------------------------------------------- loss
 
 
-class Critic(nn.Module):
-    """A value head on its own backbone, which starts as a copy of the policy's."""
-
-    def __init__(self, source: str, args: Any, dtype: torch.dtype) -> None:
-        super().__init__()
-        with without_bars(), without_report_of_unused_weights():
-            self.backbone = AutoModel.from_pretrained(source, dtype=dtype, trust_remote_code=False)
-        self.head = nn.Linear(self.backbone.config.get_text_config().hidden_size, 1, dtype=torch.float32)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        if args.gradient_checkpointing == "on":
-            enable_gradient_checkpointing(self.backbone)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Map tokens [B, T] to values [B, T]: entry t is the value of the state that ends with token t."""
-        train_checkpointed_layers(self.backbone)
-        wide_ids = cudnn_attention.widen(ids, self.backbone)
-        states = self.backbone(input_ids=wide_ids, use_cache=False).last_hidden_state[:, : ids.shape[1]]
-        return self.head(states.float())[..., 0]
-
-
 def policy_loss(
-    new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return PPO's clipped objective per token [N], to be minimised, and figures per token for the log."""
+    new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float,
+    segments: torch.Tensor | None = None, dual_clip: float = 0.0,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+    """Return PPO's clipped objective per token [N], to be minimised, and figures per token for the log.
+
+    `segments` [N] numbers the parts over which the ratio is a geometric mean (None: single tokens). `dual_clip` c > 1
+    bounds the loss of a negative advantage A by c |A| (arXiv 1912.09729, eq. 5); 0 does not.
+    """
     logratio = (new - old).clamp(-20, 20)
+    if segments is not None:
+        logratio = mean_over_segments(logratio, segments)
     ratio = logratio.exp()
     loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+    if dual_clip:
+        loss = torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
     clipped = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).float()
     return loss, {"old_approx_kl": -logratio, "approx_kl": ratio - 1 - logratio, "clipfrac": clipped}
 
@@ -300,18 +296,19 @@ def score_values(rows: Sequence[Trajectory], run: Run) -> None:
 def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: bool = True) -> dict[str, float]:
     """Add the gradient of one optimizer step on `rows`, and return its logged figures.
 
-    Every mean is over the tokens of the whole step, so the gradient does not depend on the split into microbatches and
-    processes.
+    Every mean is over the whole step, so the gradient does not depend on the split into microbatches and processes.
     """
     means, device = TokenMeans(), run.policy.device
-    masks = [(int(row.train_mask.sum()), int(row.value_mask.sum())) for row in rows]
-    num_tokens, num_states = distributed.all_reduce_sum(*map(sum, zip(*masks, strict=True)))
+    masks = [(int(row.train_mask.sum()), bool(row.train_mask.any()), int(row.value_mask.sum())) for row in rows]
+    num_tokens, num_rows, num_states = map(int, distributed.all_reduce_sum(*map(sum, zip(*masks, strict=True))))
+    of_step = (args.loss_aggregation, num_tokens, num_rows, args.constant_length)
     for segments, scale in run.microbatches(rows):
         if train_policy:
             entropy_counts = args.ent_coef != 0
             new, entropy = policy_forward(run.policy, segments, run.vocab_size, args.temperature, entropy_counts)
             batch = make_batch(segments, device, new)
-            losses, figures = policy_loss(new, batch.old, batch.advantages, args.clip_coef, args.clip_coef_high)
+            parts, clip = segment_numbers(segments, args.ratio, device), (args.clip_coef, args.clip_coef_high)
+            losses, figures = policy_loss(new, batch.old, batch.advantages, *clip, parts, args.dual_clip)
             losses = losses * batch.importance(args.importance_cap)
             figures["entropy"], policy_losses = entropy, losses
             if entropy_counts:
@@ -320,11 +317,12 @@ def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: boo
                 figures["ref_kl"] = kl_divergence(new - batch.reference, "k3")
                 if args.kl_in == "loss":
                     losses = losses + args.kl_coef * kl_divergence(new - batch.reference, args.kl_estimator)
-            loss = check_finite(losses.sum() / max(1, num_tokens), segments)
+            weights = token_weights(segments, *of_step).to(device)
+            loss = check_finite((losses * weights).sum(), segments)
             (loss * scale).backward()
             if scale:
                 means.add(figures)
-                means.add_loss("policy_loss", policy_losses.sum() / max(1, num_tokens))
+                means.add_loss("policy_loss", (policy_losses * weights).sum())
                 means.add_gap((new - batch.sampler)[batch.sampled])
         batch = make_batch(segments, device)
         at = pad([row.value_mask for row in segments], device).nonzero(as_tuple=True)

@@ -28,6 +28,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
+import gigpo_llm
 import grpo_llm
 import ppo_llm
 import reinforce_pp_llm
@@ -187,6 +188,7 @@ AUDITED = stopping_game(0.2, (0.4, 0.5), (0, 5))  # stopping pays 1 with chance 
 
 Estimator = Callable[[Sequence[Sequence[Episode]]], list[Array]]
 OWN_RETURN, OWN_TOKENS = "own return in the scale", "own tokens in mean and scale"
+OWN_STATE = "shared states weigh more, own later visits in the mean"
 
 
 @dataclass(frozen=True)
@@ -215,10 +217,9 @@ class Entry:
         size = max(map(len, groups))
         rows = [row(e, self.values, g * size + i) for g, group in enumerate(groups) for i, e in enumerate(group)]
         args = replace(self.args, group_size=size) if hasattr(self.args, "group_size") else self.args
-        in_groups = self.learner in (grpo_llm, rloo_llm)
+        in_groups = self.learner in (grpo_llm, rloo_llm, gigpo_llm)
         self.learner.compute_advantages(make_groups(rows, size, args.gamma) if in_groups else rows, args)
-        starts = [e.starts for group in groups for e in group]
-        return [r.advantages[at].astype(float) for r, at in zip(rows, starts, strict=True)]
+        return [r.advantages[[turn.start for turn in r.turns]].astype(float) for r in rows]
 
     @property
     def by_group(self) -> bool:
@@ -226,18 +227,24 @@ class Entry:
         scaled_by_others = self.learner is grpo_llm and self.args.scale_rewards and (
             self.args.scale_by == "others" or self.args.scale_by == "auto" and self.args.credit == "turn"
         )  # fmt: skip
+        if self.learner is gigpo_llm:
+            return self.alone or not self.args.scale_rewards or self.args.form == "published"
         return self.alone or self.learner is rloo_llm or self.learner is grpo_llm and not scaled_by_others
 
 
 @lru_cache(maxsize=10_000)
 def _row(episode: Episode, values: str) -> Trajectory:
-    ends, zeros = np.cumsum(episode.lengths), np.zeros(episode.lengths.sum(), np.int32)
-    spans = zip(episode.starts, ends, episode.rewards, strict=True)
-    turns = [Turn(start, end, reward, zeros[start:end], zeros[start:end]) for start, end, reward in spans]
-    found = Trajectory(0, 0, 0, zeros, turns=turns, terminated=True)
+    """A token of the environment stands before each turn: a tool result that three states of a game share by number."""
+    starts = episode.starts + np.arange(1, len(episode.rewards) + 1)
+    tokens = np.zeros(episode.lengths.sum() + len(starts), np.int32)
+    tokens[starts - 1] = [state % 3 + 1 for state, _ in episode.keys]
+    spans = zip(starts, starts + episode.lengths, episode.rewards, strict=True)
+    nothing = np.zeros(episode.lengths.max(), np.int32)
+    turns = [Turn(start, end, reward, nothing[: end - start], nothing[: end - start]) for start, end, reward in spans]
+    found = Trajectory(0, 0, 1, tokens, turns=turns, terminated=True)
     found.finalize()
     if values in episode.values:
-        found.values = episode.values[values]
+        found.values[found.action_mask] = episode.values[values]
     return found
 
 
@@ -278,6 +285,10 @@ ESTIMATORS = [
     Entry("GRPO episode, unscaled (Dr. GRPO)", grpo_llm, "--credit episode --no-scale-rewards"),
     Entry("RLOO turn (default)", rloo_llm),
     Entry("RLOO episode (published)", rloo_llm, "--credit episode"),
+    Entry("GiGPO turn (default)", gigpo_llm),
+    Entry("GiGPO turn, unscaled", gigpo_llm, "--no-scale-rewards"),
+    Entry("GiGPO, published", gigpo_llm, "--form published", bias=OWN_STATE + ", own return in the scale"),
+    Entry("GiGPO, published, unscaled", gigpo_llm, "--form published --no-scale-rewards", bias=OWN_STATE),
     Entry("REINFORCE++ turn, by the others (default)", reinforce_pp_llm),
     Entry("REINFORCE++ turn, by the batch", reinforce_pp_llm, "--adv-norm batch", bias=OWN_TOKENS),
     Entry("REINFORCE++ episode, by the batch (published)", reinforce_pp_llm, "--credit episode --adv-norm batch",

@@ -47,6 +47,8 @@ LEARNERS = {  # name -> flags; the world of its policy comes after the colon
     "rloo_llm": f"{RUN} --group-size 4",
     "rloo_llm episode:ArithmeticWorld": f"{RUN} {OTHER} --group-size 4 --credit episode --kl-in reward --gamma 0.9",
     "rloo_llm lora": f"{RUN} {LORA} --group-size 4 --loss-aggregation sequence --top-p 0.9",
+    "gigpo_llm": f"{RUN} --group-size 4 --ratio turn --dual-clip 3",
+    "gigpo_llm published:ArithmeticWorld": f"{RUN} {OTHER} --group-size 4 --form published --gamma 0.95",
     "reinforce_pp_llm": RUN,
     "reinforce_pp_llm baseline:ArithmeticWorld": f"{RUN} {OTHER} --baseline --group-size 4 --credit episode",
     "reinforce_pp_llm lora": f"{RUN} {LORA} --adv-norm batch --horizon-schedule 2,4 --horizon-every 2",

@@ -48,7 +48,7 @@ def weights(folder: Path) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--learner", default="grpo_llm", help="grpo_llm, ppo_llm, rloo_llm or reinforce_pp_llm")
+    parser.add_argument("--learner", default="grpo_llm", help="a learner such as grpo_llm or ppo_llm")
     parser.add_argument("--total-episodes", type=from_1, default=1_280)
     parser.add_argument("--episodes-per-iteration", type=from_1, default=128)
     parser.add_argument("--eval-episodes", type=from_1, default=128, help="held-out tasks after each iteration")

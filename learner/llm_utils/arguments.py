@@ -35,6 +35,7 @@ MINIMUM = {
     **dict.fromkeys(("max_staleness", "lora_rank", "dynamic_sampling", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), 0),
     **dict.fromkeys(("eval_demonstrations", "first_demonstration", "first_episode", "temperature"), 0),
+    **dict.fromkeys(("dual_clip", "step_weight"), 0),
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller models have no room for a copying circuit
 }
 ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "; leave it out to never stop early"}
@@ -178,6 +179,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
     "gamma_turn": (lambda a: a.advantage == "bilevel", "without --advantage bilevel"),
     "constant_length": (lambda a: a.loss_aggregation == "constant", "without --loss-aggregation constant"),
     "kl_estimator": (lambda a: a.kl_coef > 0 and a.kl_in == "loss", "without --kl-coef above 0 and --kl-in loss"),
+    "reference": (lambda a: a.kl_coef > 0, "without --kl-coef above 0"),
     "env_share": (lambda a: isinstance(a.env_id, list) and len(a.env_id) > 1, "without several ids of --env-id"),
     "eval_split": (lambda a: a.eval_episodes > 0, "with --eval-episodes 0"),
     "eval_every": (lambda a: not a.eval_every or evaluates(a), "without an evaluation"),
@@ -339,6 +341,10 @@ def check(args: Any) -> None:
         ),
         (args.temperature <= 0, "--temperature must be above 0: the loss needs the sampling distribution"),
         (args.reject_ratio != 0 and not args.reject_ratio > 1, "--reject-ratio must be above 1, or 0 to turn it off"),
+        (
+            getattr(args, "dual_clip", 0) != 0 and not args.dual_clip > 1,
+            "--dual-clip must be above 1, or 0 to turn it off",
+        ),
         (
             args.reject_ratio > 0 and args.old_logprobs == "sampler",
             "--reject-ratio needs the trainer's log-probabilities: use --old-logprobs trainer",

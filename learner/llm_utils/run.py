@@ -1,8 +1,8 @@
 """The setup of every learner and the work around its algorithm: arguments, models, engine, files and logs.
 
-    args = prepare(arguments.read(Args), check) flags of a resumed run, checks, processes, seeds, model's defaults
-    envs = gym.make_vec(...)                    made by the learner itself
-    run = make_run(args, envs, eval_envs)       policy, reference, critic, optimizer, engine, checkpoints, log
+args = prepare(arguments.read(Args), check) flags of a resumed run, checks, processes, seeds, model's defaults
+envs = gym.make_vec(...)                    made by the learner itself
+run = make_run(args, envs, eval_envs)       policy, reference, critic, optimizer, engine, checkpoints, log
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agent_r1.text.tokenizers import load_tokenizer, same_tokens
 from llm_utils import arguments, distributed, replay, void_turns
 from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import Logger, run_name, share_of_faults
@@ -44,6 +45,7 @@ from llm_utils.training.forward import microbatches, score
 from llm_utils.training.metrics import sampler_gap
 from llm_utils.training.optimizer import Float32AdamW
 from llm_utils.trajectory import Segment, Trajectory
+from llm_utils.value_model import save_critic
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes
 
@@ -114,6 +116,21 @@ def algorithm() -> str:
 def tokenizer_of(args: Any) -> str | None:
     """Return the tokenizer argument of the environment."""
     return tokenizer_source(args.tokenizer, model_source(args.model, args.env_id), args.env_id)
+
+
+def reference_source(args: Any) -> str:
+    """Return the model of the KL divergence. Raise SystemExit if its tokens are not those of the policy."""
+    own = model_source(args.model, args.env_id)
+    if args.reference is None:
+        return own
+    source = model_source(args.reference, args.env_id, "--reference")
+    theirs = tokenizer_source(args.tokenizer, source, args.env_id)
+    if not same_tokens(load_tokenizer(tokenizer_of(args)), load_tokenizer(theirs)):
+        raise SystemExit(
+            f"--reference {args.reference} has another tokenizer than --model {args.model}: the KL divergence compares "
+            "probabilities of the same tokens. Give a model of the same family"
+        )
+    return source
 
 
 @dataclass
@@ -383,6 +400,8 @@ class Run:
         if self.args.save_model:
             tokenizer, summary = tokenizer_of(self.args), self.state["summary"]
             save_with_card(self.policy, self.folder / "model", tokenizer, self.args, summary)
+        if self.critic is not None:
+            save_critic(self.critic, self.policy, self.folder, self.args, tokenizer_of(self.args), self.vocab_size)
         if self.log is not None and self.engine is not None:
             self.engine.close()
             self.envs.close()
@@ -414,6 +433,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         check_reach(args, most_turns(envs))
     vocab_size, longest, tasks = distributed.broadcast(sizes)
     config, with_reference = read_config(source), args.kl_coef > 0
+    referred = reference_source(args) if with_reference else None
     check_context(config, longest)
     check_updates(args.engine, config, device)
     if args.engine == "transformers":
@@ -424,6 +444,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         estimate = partial(
             preflight, config_or_source=config, device=device, critic=make_critic is not None,
             reference=with_reference, longest_row=longest, world_size=world_size,
+            reference_config=read_config(referred) if referred else None,
             memory_gb=memory_flags.least_memory_gb(device),
         )  # fmt: skip
         report, smaller = memory_flags.choose(args, device, longest, estimate)
@@ -451,6 +472,9 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
     if critic is not None:
         modules, rates = [policy, critic], [args.learning_rate, args.critic_learning_rate]
     optimizer = Float32AdamW(modules, rates, betas=(0.9, 0.95))
+    reference = load_policy(referred, device, **loading) if referred else None
+    if reference is not None:
+        check_vocabulary(reference, vocab_size)
     state: dict[str, Any] = {"iteration": 0, "evaluated": -1, "global_step": 0, "episodes": 0, "train_seconds": 0.0}
     rates_digest = hashlib.sha256(tasks.tobytes()).hexdigest()[:16] if isinstance(tasks, np.ndarray) else None
     files = {"model_files": model_files(args), "pass_rates": rates_digest}
@@ -473,7 +497,7 @@ def make_run(args: Any, envs: Any, eval_envs: Any, make_critic: Callable[..., An
         vocab_size=vocab_size,
         policy=policy,
         critic=critic,
-        reference=load_policy(source, device, **loading) if with_reference else None,
+        reference=reference,
         optimizer=optimizer,
         saver=checkpoint.Checkpointer(folder, policy, critic, optimizer, rank, with_model=args.save_model),
         # with adapters a merged copy samples, as two more products for each linear layer would slow down every token

@@ -232,17 +232,6 @@ def make_groups(rows: Sequence[Trajectory], size: int, gamma: float) -> list[Gro
     return [Group(group, returns_to_go([row.turn_rewards() for row in group], gamma)) for group in groups]
 
 
-def segment_numbers(rows: Sequence[Segment], by_turn: bool) -> torch.Tensor:
-    """Number each trained token's turn, or its row, among those of all rows: int64 [N]."""
-    numbers: list[Array] = []
-    for row in rows:
-        if row.train_mask.any():
-            first = numbers[-1][-1] + 1 if numbers else 0
-            starts = row.turn_starts[1:] if by_turn else []
-            numbers.append(first + np.searchsorted(starts, np.flatnonzero(row.train_mask), side="right"))
-    return torch.from_numpy(np.concatenate(numbers))
-
-
 def token_weights(
     rows: Sequence[Segment], aggregation: str, num_tokens: int, num_rows: int, constant_length: int
 ) -> torch.Tensor:

@@ -149,7 +149,7 @@ def as_run(vocab_size):
 
 def slow_loss(model, rows, args, vocab_size):
     """The loss, one row and one token after the other."""
-    row_losses, row_lengths, span = [], [], getattr(args, "ratio", "token")  # only GRPO has others
+    row_losses, row_lengths, span = [], [], args.ratio
     for row in rows:
         ids = torch.from_numpy(row.tokens).long()
         logits = model(input_ids=ids[None]).logits[0, :, :vocab_size].float() / args.temperature
@@ -168,6 +168,8 @@ def slow_loss(model, rows, args, vocab_size):
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef_high)
                 advantage = float(row.advantages[t])
                 loss = -torch.minimum(ratio * advantage, clipped * advantage)
+                if advantage < 0 and args.dual_clip:
+                    loss = torch.clamp(loss, max=-args.dual_clip * advantage)
                 if row.action_mask[t]:
                     loss = loss * min(math.exp(row.old_logprobs[t] - row.logprobs[t]), args.importance_cap)
                 loss = loss - args.ent_coef * entropy[t - 1]

@@ -2,6 +2,7 @@
 
 import itertools
 
+import gigpo_llm
 import grpo_llm
 import numpy as np
 import ppo_llm
@@ -23,7 +24,7 @@ TURN_END = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1], bool)
 
 def fill(script, rows, args):
     """Fill the advantages as this learner does."""
-    in_groups = script in (grpo_llm, rloo_llm)
+    in_groups = script in (grpo_llm, rloo_llm, gigpo_llm)
     script.compute_advantages(make_groups(rows, args.group_size, args.gamma) if in_groups else rows, args)
 
 
@@ -166,7 +167,7 @@ def test_table_4_without_the_advantage_mask_runs_over_the_tools_tokens_too(traje
 
 def test_the_noise_of_a_kl_divergence_is_not_scaled_up_in_a_solved_group(make_row):
     """All episodes of the group succeed: what is left is the KL divergence, as small as it is."""
-    for script in (grpo_llm, rloo_llm, reinforce_pp_llm, ppo_llm):
+    for script in (grpo_llm, rloo_llm, gigpo_llm, reinforce_pp_llm, ppo_llm):
         rng, rows = np.random.default_rng(0), []
         for episode in range(8):
             row = make_row([(1, 3, 0.0), (4, 6, 1.0)], 6, episode=episode)

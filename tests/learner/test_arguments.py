@@ -34,6 +34,7 @@ BOUNDS = [
     ((*PLAY, "sft_llm"), ["--learning-rate", -1], "--learning-rate must be at least 0"),
     ((*PLAY, "evaluate_llm"), ["--num-envs", 0], "--num-envs must be at least 1"),
     (PLAY, ["--gamma", "nan"], "--gamma must be between 0 and 1"),
+    (PLAY, ["--dual-clip", 1], "--dual-clip must be above 1, or 0 to turn it off"),
     (PLAY, ["--clip-coef", "nan"], "--clip-coef must be at least 0"),
     (["ppo_llm"], ["--critic-warmup", -1], "--critic-warmup must be at least 0"),
     (["ppo_llm"], ["--ent-coef", -1], "--ent-coef must be at least 0"),
@@ -50,7 +51,6 @@ BOUNDS = [
     (["evaluate_llm"], ["--episodes", -5], "--episodes must be at least 1"),
     (["evaluate_llm"], ["--top-p", 2], "--top-p must be above 0 and at most 1"),
 ]
-WITHOUT_CRITIC = [name for name in PLAY if name != "ppo_llm"]
 REWARD = ["--kl-coef", 0.1, "--kl-in", "reward"]
 DEAD = [
     ((*PLAY, "sft_llm"), ["--wandb-project-name", "mine"], "--wandb-project-name does nothing without --track"),
@@ -65,7 +65,7 @@ DEAD = [
     (["sft_llm"], ["--data", __file__, "--eval-every", 3], "--eval-every does nothing without an evaluation"),
     (["sft_llm"], ["--rag-share", 1, "--expert-share", 0.7], "--expert-share does nothing with .*--rag-share 1"),
     (PLAY, ["--eval-episodes", 0, "--eval-split", "test"], "--eval-split does nothing with --eval-episodes 0"),
-    (WITHOUT_CRITIC, ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
+    (PLAY, ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
     (PLAY, ["--horizon-every", 3], "--horizon-every does nothing without --horizon-schedule of several stages"),
     (PLAY, ["--horizon-schedule", "4", "--horizon-every", 3], "--horizon-every does nothing without .*several stages"),
     (["reinforce_pp_llm"], ["--group-size", 4], "--group-size does nothing without --baseline"),

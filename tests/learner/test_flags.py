@@ -23,6 +23,7 @@ MAY_BE_0 = {  # and what that means
     **dict.fromkeys(("log_trajectories", "lora_rank", "max_staleness", "dynamic_sampling"), "none"),
     **dict.fromkeys(("critic_warmup", "warmup_steps", "reject_ratio", "replay_successes"), "none"),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), "off"),
+    **{"dual_clip": "off", "step_weight": "as GRPO"},
     **dict.fromkeys(("learning_rate", "critic_learning_rate"), "these weights stay as they are: a control"),
     **dict.fromkeys(("gamma", "gae_lambda", "gamma_turn", "max_invalid", "expert_share", "rag_share"), "shares"),
     "seed": "a seed as any other",

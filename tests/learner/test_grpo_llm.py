@@ -11,9 +11,10 @@ import rloo_llm
 import torch
 
 from llm_utils import trajectory
+from llm_utils.ratio import segment_numbers
 from llm_utils.returns import returns_to_go
 from llm_utils.training.forward import policy_forward
-from llm_utils.trajectory import make_batch, make_groups, segment_numbers, token_weights
+from llm_utils.trajectory import make_batch, make_groups, token_weights
 
 # ------------------------------------------------------------------------------------------------------- advantages
 
@@ -217,6 +218,7 @@ CASES = [
     {"kl_coef": 0.3, "kl_in": "reward"},  # already in the advantages
     {"ent_coef": 0.3, "loss_aggregation": "sequence", "temperature": 0.8},
     {"clip_coef": 0.05, "clip_coef_high": 0.3, "importance_cap": 0.9},
+    *({"ratio": r, "dual_clip": 1.1} for r in ("token", "turn", "sequence")),
 ]
 
 
@@ -229,10 +231,12 @@ def test_the_loss_and_its_gradient_are_those_of_plain_loops(compare_with_loops, 
 def test_segments_are_numbered_over_all_rows(make_row):
     rows = [make_row([(2, 4, 0), (6, 7, 0)], 9), make_row([(1, 3, 0)], 4), make_row([(2, 3, 0), (3, 5, 0)], 5)]
     segments = [segment for row in rows for segment in row.segments()]
-    assert segment_numbers(segments, by_turn=True).tolist() == [0, 0, 1, 2, 2, 3, 4, 4]
-    assert segment_numbers(segments, by_turn=False).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert segment_numbers(segments, "turn").tolist() == [0, 0, 1, 2, 2, 3, 4, 4]
+    assert segment_numbers(segments, "sequence").tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert segment_numbers(segments, "token") is None
     rows[1].train_mask = np.zeros(4, bool)
-    assert segment_numbers(segments, by_turn=True).tolist() == [0, 0, 1, 2, 3, 3]
+    assert segment_numbers(rows[1].segments(), "turn") is None
+    assert segment_numbers(segments, "turn").tolist() == [0, 0, 1, 2, 3, 3]
 
 
 def test_an_episode_of_several_segments_counts_as_one(make_row):
@@ -267,6 +271,17 @@ def test_a_ratio_over_a_segment_is_a_geometric_mean():
     assert figures["clipfrac"].sum() == 0
     loss.sum().backward()
     np.testing.assert_allclose(new.grad, [-ratios[0], -ratios[1], 2 * ratios[2], 2 * ratios[3]], rtol=1e-6)
+
+
+def test_dual_clipping_bounds_the_loss_of_a_negative_advantage():
+    """Ratios 4, 2, 4 and advantages -1, -1, 1: with c = 3 the losses 4, 2, -1.28 become 3, 2, -1.28. A token beyond the
+    bound has no gradient."""
+    new = torch.log(torch.tensor([4.0, 2.0, 4.0])).requires_grad_()
+    advantages = torch.tensor([-1.0, -1.0, 1.0])
+    loss, _ = grpo_llm.policy_loss(new, torch.zeros(3), advantages, 0.2, 0.28, None, 3.0)
+    torch.testing.assert_close(loss.detach(), torch.tensor([3.0, 2.0, -1.28]))
+    loss.sum().backward()
+    torch.testing.assert_close(new.grad, torch.tensor([0.0, 2.0, 0.0]))
 
 
 def test_a_loss_that_is_not_finite_raises_and_names_the_rows(small_model, made_up_rows, as_run):

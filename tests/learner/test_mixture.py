@@ -48,6 +48,7 @@ def test_one_environment_draws_what_it_always_drew():
     [
         ("GRPO turn, scale of the others (default)", 3, 2),
         ("RLOO turn (default)", 2, 2),
+        ("GiGPO turn (default)", 3, 2),
         ("REINFORCE++ turn, by the others (default)", 1, 4),
         ("PPO tokens, λ 1, V = 0, by the others", 1, 4),
     ],

@@ -11,6 +11,8 @@ import processes
 import pytest
 from safetensors import torch as safetensors
 
+from llm_utils.value_model import load_critic, weights_digest
+
 ENV_KWARGS = json.dumps({"max_turns": 2, "max_action_tokens": 8})
 SMALL = ["--tokenizer", "byte", "--env-kwargs", ENV_KWARGS, "--num-envs", "4", "--episodes-per-iteration", "8"]
 SMALL += ["--num-threads", "1", "--eval-episodes", "4", "--num-minibatches", "2", "--critic-warmup", "0"]
@@ -48,6 +50,7 @@ def test_a_run_leaves_what_is_promised(learn, policy_folder):
     after = safetensors.load_file(run_dir / "model" / "model.safetensors")
     assert before.keys() == after.keys()
     assert any((before[name] != after[name]).any() for name in before)
+    assert load_critic(run_dir)[1].policy == weights_digest(after.items())
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

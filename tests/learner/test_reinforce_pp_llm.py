@@ -51,7 +51,8 @@ CASES = [
     {"loss_mask": False, "importance_cap": 1.05},
     {"kl_coef": 0.3, "kl_in": "loss", "kl_estimator": "k2", "temperature": 0.8},
     {"ent_coef": 0.3, "loss_aggregation": "sequence", "temperature": 0.8},
-    {"clip_coef": 0.05, "clip_coef_high": 0.3},
+    {"clip_coef": 0.05, "clip_coef_high": 0.3, "dual_clip": 1.1},
+    {"ratio": "turn", "dual_clip": 1.1},
 ]
 
 

@@ -1,12 +1,11 @@
 """What stands in several learners is the same."""
 
 import ast
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 
-import grpo_llm
 import pytest
-import rloo_llm
 import torch
 from learners import PLAY
 
@@ -21,11 +20,7 @@ def functions(script):
 
 
 OWN = {"check", "compute_advantages"}  # of every algorithm
-LONGER = {  # and what it adds
-    ("ppo_llm", "backward"): "the critic, and updates of it alone; it has one aggregation",
-    ("grpo_llm", "backward"): "the ratio over turns and rows",
-    ("grpo_llm", "policy_loss"): "the same",
-}
+LONGER = {("ppo_llm", "backward"): "the critic, and updates of it alone"}
 
 
 @pytest.mark.parametrize("pair", list(combinations(PLAY, 2)), ids="-".join)
@@ -37,11 +32,54 @@ def test_functions_of_one_name_are_equal(pair):
             assert one[name] == two[name], name
 
 
-def test_grpos_gradient_is_that_of_the_others_but_for_its_ratio(small_model, made_up_rows, as_run):
-    model, found = small_model("qwen2"), []
-    for script in (grpo_llm, rloo_llm):
-        args = script.Args(kl_coef=0.1, importance_cap=1.1, microbatch_tokens=100)
-        logs = script.backward(made_up_rows(), args, as_run(args, model))
-        found.append((logs, torch.cat([p.grad.flatten() for p in model.parameters()])))
+@pytest.fixture
+def gradient_of(small_model, as_run):
+    """gradient_of(name, rows, case): the policy's gradient of a step of this learner, and the figures of the step."""
+    model = small_model("qwen2")
+
+    def compute(name, rows, case):
+        script = import_module(name)
+        args = script.Args(microbatch_tokens=100, constant_length=30, **case)
+        critic = torch.nn.Embedding(len(model.get_input_embeddings().weight), 1) if name == "ppo_llm" else None
+        run = as_run(args, model, critic and (lambda ids: critic(ids)[..., 0]))
+        logs = script.backward(rows, args, run)
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
         model.zero_grad()
-    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+        return gradient, {name: value for name, value in logs.items() if name != "value_loss"}
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"kl_coef": 0.1, "kl_estimator": "k3", "importance_cap": 1.1},
+        *({"ratio": ratio, "dual_clip": 1.2} for ratio in ("turn", "sequence")),
+        {"loss_aggregation": "sequence", "ent_coef": 0.1},
+        {"loss_aggregation": "constant", "ratio": "turn"},
+    ],
+    ids=str,
+)
+def test_all_learners_have_the_gradient_of_grpo(gradient_of, made_up_rows, case):
+    """To the bit, on rows with the same advantages. GRPO's is that of plain loops (test_grpo_llm.py)."""
+    expected = gradient_of("grpo_llm", made_up_rows(), case)
+    assert expected[0].any()
+    for name in PLAY:
+        gradient, figures = gradient_of(name, made_up_rows(), case)
+        assert torch.equal(gradient, expected[0]) and figures == expected[1], name
+
+
+@pytest.mark.parametrize("name", PLAY)
+def test_before_the_first_step_ratio_and_dual_clip_change_nothing(gradient_of, made_up_rows, name):
+    """The old log-probabilities are the new ones, so every ratio is 1: the gradient is that of REINFORCE."""
+
+    def rows():
+        found = made_up_rows()
+        for row in found:
+            row.unscored = True
+        return found
+
+    expected, _ = gradient_of(name, rows(), {})
+    assert expected.any()
+    for case in ({"ratio": "turn"}, {"ratio": "sequence", "dual_clip": 1.5}, {"dual_clip": 3.0}):
+        assert torch.equal(gradient_of(name, rows(), case)[0], expected)

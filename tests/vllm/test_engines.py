@@ -264,7 +264,7 @@ def test_a_twin_has_its_own_rows_and_temperature(engine, trainer_logprobs):
 def test_a_fork_goes_on_from_the_same_row(engine, trainer_logprobs):
     engine, row = engine.twin(temperature=1.5), prompt(0)
     engine.feed(0, row, 12, [], seed=[1, 0])
-    with pytest.raises(ValueError, match="slot 0 is being sampled"):
+    with pytest.raises(RuntimeError, match="slot 0 is being sampled"):
         engine.fork(0, 1, seed=[1, 1])
     row = np.concatenate([row, finish(engine)[0].tokens])
     for new, seed in [(1, 1), (2, 2), (3, 2)]:

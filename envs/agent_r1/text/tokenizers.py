@@ -405,6 +405,19 @@ def fast_codec(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[Se
     return encode, decode
 
 
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Return True if two tokenizers make the same tokens of a text, whatever their chat templates are."""
+    if len(one) != len(other) or control_tokens(one) != control_tokens(other):
+        return False
+    return one.encode(PROBE, add_special_tokens=False) == other.encode(PROBE, add_special_tokens=False)
+
+
+PROBE = "".join(map(chr, [*range(9, 0x3000), *range(0x4E00, 0x5200), *range(0x1F300, 0x1F600)])) + (
+    "def f(x): return x ** 2  # The quick brown fox, 1,234.5 and \n\n    <tag attribute='value'>"
+)
+"""A text with letters of many scripts, for `same_tokens`."""
+
+
 def fingerprint(tokenizer: Any) -> str:
     """Return a hash of a tokenizer: equal ones make the same tokens of a text, and the same prompt of messages."""
     template = getattr(tokenizer, "chat_template", None)

@@ -69,13 +69,22 @@ class Engine(Protocol):
         """Return True while a span is being sampled, or waits to be returned by `step`."""
 
     def twin(self, temperature: float) -> Self:
-        """Return an evaluation engine: the same weights, its own rows and its own temperature."""
+        """Return an evaluation engine: the same weights, top-p and figures, its own rows and its own temperature."""
 
     def fork(self, slot: int, new: int, seed: Any) -> None:
         """Copy `slot`'s row to the slot `new`, which continues with its own random numbers.
 
-        Both have completed their span and wait for `feed`, which continues each independently.
+        Both have completed their span and wait for `feed`, which continues each independently. Raise RuntimeError while
+        one of them is being sampled.
         """
 
     def close(self) -> None:
         """Stop everything that the engine runs."""
+
+
+def check_fork(slot: int, new: int, sampling: Iterable[int]) -> None:
+    """Raise RuntimeError if one of two slots is among those that are being sampled."""
+    if busy := {slot, new}.intersection(map(int, sampling)):
+        raise RuntimeError(
+            f"slot {min(busy)} is being sampled, but only rows that wait for `feed` can be forked; step() first"
+        )

@@ -13,14 +13,16 @@ from llm_utils.setup.model_checks import check_layers
 
 
 def make_engine(
-    args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None, longest_row: float = math.inf
-) -> Engine:
+    args: Any, source: str, vocab_size: int, model: Any, tokenizer: str | None, longest_row: float = math.inf,
+    entropies: bool = False, top_logprobs: int = 0,
+) -> Engine:  # fmt: skip
     """Return the engine that `--engine` names, with `--num-envs` slots and rows of at most `longest_row` tokens. The
-    transformers engine samples from `model`.
+    transformers engine samples from `model`. `entropies` and `top_logprobs` add these figures to spans.
 
     vLLM is imported here and nowhere else. Raise SystemExit if engine and model do not fit.
     """
     sampling = {"temperature": args.temperature, "top_p": 1.0 if args.top_p is None else args.top_p}
+    sampling |= {"entropies": entropies, "top_logprobs": top_logprobs}
     if args.engine == "transformers":
         check_layers(model.config, longest_row)
         return TransformersEngine(model, args.num_envs, vocab_size, **sampling, longest_row=longest_row)

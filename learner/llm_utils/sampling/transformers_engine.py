@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from llm_utils.sampling.deterministic import cumulative_sum
-from llm_utils.sampling.engine import Span
+from llm_utils.sampling.engine import Span, check_fork
 from llm_utils.sampling.slot_states import make_slots
 
 Array = np.ndarray
@@ -62,7 +62,8 @@ class TransformersEngine:
         """Return an evaluation engine with the same weights and its own rows. Its rows must have ended before the
         weights are updated."""
         shape = self.slots.model, self.slots.num_slots, self.slots.vocab_size
-        self.twins.append(TransformersEngine(*shape, temperature, longest_row=self.slots.longest_row))
+        figures = self.top_p, self.entropies, self.top_logprobs
+        self.twins.append(TransformersEngine(*shape, temperature, *figures, longest_row=self.slots.longest_row))
         return self.twins[-1]
 
     @torch.no_grad()
@@ -93,7 +94,9 @@ class TransformersEngine:
         self.stops[slot, : len(stop_token_ids)] = stop_token_ids
 
     def fork(self, slot: int, new: int, seed: Any) -> None:
-        """Copy `slot`'s row to the slot `new`, which continues with its own random numbers."""
+        """Copy `slot`'s row to the slot `new`, which continues with its own random numbers. Raise RuntimeError while
+        one of them is being sampled."""
+        check_fork(slot, new, (*self.pending, *np.flatnonzero(self.writing)))
         self.slots.copy(slot, new)
         self.last[new] = self.last[slot]
         self.generators[new], self.noise_used[new] = np.random.default_rng(seed), NOISE

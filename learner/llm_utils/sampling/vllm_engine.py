@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from llm_utils.sampling.engine import VLLM_SHARE, EngineDied, Span
+from llm_utils.sampling.engine import VLLM_SHARE, EngineDied, Span, check_fork
 from llm_utils.setup.loading import read_config
 
 Array = np.ndarray
@@ -89,10 +89,9 @@ class TokenEngine:
         self.done: list[Span] = []
 
     def twin(self, temperature: float) -> Self:
-        """Return an evaluation engine: the same weights, its own rows and temperature, without top-p and entropies."""
+        """Return an evaluation engine: the same weights and figures, its own rows and temperature."""
         other = copy.copy(self)
-        other.temperature, other.top_p = temperature, 1.0
-        other.entropies, other.top_logprobs, other.known = False, 0, 0
+        other.temperature = temperature
         other._forget()
         return other
 
@@ -131,9 +130,8 @@ class TokenEngine:
         self._submit(slot, row, sampling)
 
     def fork(self, slot: int, new: int, seed: Any) -> None:
-        """Copy `slot`'s row to the slot `new`. Raise ValueError while one of them is being sampled."""
-        if sampling := {slot, new}.intersection(self.requests.values()):
-            raise ValueError(f"slot {min(sampling)} is being sampled, but only rows that wait for `feed` can be forked")
+        """Copy `slot`'s row to the slot `new`. Raise RuntimeError while one of them is being sampled."""
+        check_fork(slot, new, self.requests.values())
         self.rows[new], self.seeds[new] = list(self.rows[slot]), np.random.SeedSequence(seed)
 
     def _submit(self, slot: int, tokens: list[int], sampling: dict[str, Any]) -> None:

@@ -109,13 +109,13 @@ class Report:
 
 def preflight(
     args: Any, config_or_source: Any, device: torch.device, *, critic: bool, reference: bool, longest_row: int,
-    world_size: int, memory_gb: float | None = None,
+    world_size: int, memory_gb: float | None = None, reference_config: Any = None,
 ) -> Report:  # fmt: skip
     """Return the memory that a learner with these arguments needs.
 
     `longest_row` is the number of tokens of the longest possible row. `memory_gb` replaces the device's memory, in GB
-    of 10^9 bytes. The config may be that of a model without weights. Raise SystemExit if the run does not fit, unless
-    `args.preflight` is False.
+    of 10^9 bytes. The configs may be of models without weights; `reference_config` None is the policy's. Raise
+    SystemExit if the run does not fit, unless `args.preflight` is False.
     """
     config = config_or_source
     if isinstance(config, str | Path):
@@ -140,9 +140,7 @@ def preflight(
     add("policy: weights", weights / world_size, ALWAYS, *smaller)
     groups = [("policy", trained, () if args.lora_rank else ("--lora-rank 16",))]
     if critic:
-        in_critic = [
-            p for p in whole.parameters() if p is not whole.get_output_embeddings().weight or is_tied(whole)
-        ]
+        in_critic = [p for p in whole.parameters() if p is not whole.get_output_embeddings().weight or is_tied(whole)]
         add(
             "critic: weights",
             sum(p.nbytes for p in in_critic) / world_size,
@@ -159,9 +157,10 @@ def preflight(
         for when in (UPDATE, STEP):  # in float32, whatever the weights are
             add(f"{name}: gradients", 4 * count / world_size, when, *flags, processes)
     if reference:
+        referred = empty_model(reference_config, dtype, 0) if reference_config is not None else whole
         add(
             "reference: weights",
-            sum(p.nbytes for p in whole.parameters()) / world_size,
+            sum(p.nbytes for p in referred.parameters()) / world_size,
             ALWAYS,
             "--kl-coef 0",
             processes,

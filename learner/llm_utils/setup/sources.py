@@ -18,34 +18,34 @@ from llm_utils.setup.loading import read_config
 from llm_utils.setup.model_checks import positions_of
 
 
-def model_source(name: str, env_id: str | list[str]) -> str:
-    """Return the Hugging Face name or the folder of the weights that `--model` means.
+def model_source(name: str, env_id: str | list[str], flag: str = "--model") -> str:
+    """Return the Hugging Face name or the folder of the weights that a `flag` means.
 
     "tiny" is the policy shipped for the environment. A run's folder means its saved model, or its checkpoint.
     """
     ids = [env_id] if isinstance(env_id, str) else env_id
     if name == "tiny" and len(ids) > 1:
-        raise SystemExit("--model tiny is the policy of one environment: for several, give --model NAME_OR_FOLDER")
+        raise SystemExit(f"{flag} tiny is the policy of one environment: for several, give {flag} NAME_OR_FOLDER")
     try:
         folder = agent_r1.tiny_policy(ids[0]) if name == "tiny" else os.path.expanduser(name)
     except ValueError as error:
-        raise SystemExit(printable(f"--model {name}: {error}")) from None
+        raise SystemExit(printable(f"{flag} {name}: {error}")) from None
     if os.path.isdir(folder):
         for candidate in places(folder):
             if (candidate / "config.json").is_file():
                 return str(candidate)
             if (candidate / "adapter_config.json").is_file():
                 raise SystemExit(
-                    f"--model {name}: {candidate} holds only adapters. Evaluate them with evaluate_llm.py --adapter "
+                    f"{flag} {name}: {candidate} holds only adapters. Evaluate them with evaluate_llm.py --adapter "
                     f"{candidate}, continue that run with --resume, use its model/, which it has without "
                     "--no-save-model, or merge the adapters with peft's merge_and_unload()"
                 )
         cause = "the folder has no config.json; use a folder made by save_pretrained()"
-        raise SystemExit(printable(f"--model {name}: {cause}"))
+        raise SystemExit(printable(f"{flag} {name}: {cause}"))
     if os.path.isfile(folder):
-        raise SystemExit(printable(f"--model {name}: this is a file; give its folder, as made by save_pretrained()"))
+        raise SystemExit(printable(f"{flag} {name}: this is a file; give its folder, as made by save_pretrained()"))
     if os.path.isabs(folder) or folder.startswith((".", "~", "runs/")) or folder.count("/") > 1:
-        raise SystemExit(printable(f"--model {name}: there is no such folder"))
+        raise SystemExit(printable(f"{flag} {name}: there is no such folder"))
     return folder
 
 

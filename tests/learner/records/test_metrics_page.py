@@ -34,10 +34,10 @@ def named(page):
 
 
 def test_what_a_learner_logs_is_on_the_page_and_what_is_on_the_page_is_logged(learn):
-    grpo = ["--kl-coef", 0.1, "--total-episodes", 64]
-    grpo += ["--replay-successes", 0.5, "--drop-void-turns"]
+    gigpo = ["--kl-coef", 0.1, "--total-episodes", 64]
+    gigpo += ["--replay-successes", 0.5, "--drop-void-turns"]
     ppo = ["--critic-warmup", 0, "--total-episodes", 32, "--horizon-schedule", "3"]
-    run_dir = learn("grpo_llm", *FAULTY, *grpo)
+    run_dir = learn("gigpo_llm", *FAULTY, *gigpo)  # it logs what GRPO does, and more
     logged = tags(run_dir) | tags(learn("ppo_llm", *FAULTY, *ppo))
     statistics = json.loads((run_dir / "trajectories.jsonl").read_text().splitlines()[0])["stats"].keys()
     page = named("metrics.md")

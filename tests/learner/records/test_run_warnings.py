@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from learners import PLAY
 from safetensors.torch import load_file
 
 from llm_utils.records.run_warnings import at_end, of_iteration
@@ -203,7 +204,7 @@ def test_a_run_without_a_signal_says_so(learn, policy_folder, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm"])
+@pytest.mark.parametrize("script", PLAY)
 def test_default_runs_of_the_shipped_policy_get_no_warning(learn, capsys, script):
     run_dir = learn(script, "--num-threads", 1, "--total-episodes", 768, "--eval-episodes", 64)
     assert "warning:" not in capsys.readouterr().err

@@ -17,6 +17,7 @@ import grpo_llm
 import processes
 import pytest
 import torch
+from learners import PLAY
 
 from llm_utils import arguments
 from llm_utils.recovery import checkpoint
@@ -305,7 +306,7 @@ def test_other_errors_keep_their_traceback(capsys):
         assert type(error).__name__ in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("script", ["ppo_llm", "grpo_llm", "rloo_llm", "reinforce_pp_llm", "sft_llm"])
+@pytest.mark.parametrize("script", [*PLAY, "sft_llm"])
 @pytest.mark.parametrize("name", ["learning_rate", "critic_learning_rate"])
 def test_a_learning_rate_of_0_is_told(script, name, capsys):
     module = importlib.import_module(script)

@@ -281,6 +281,28 @@ def test_a_fork_goes_on_from_the_same_row_with_other_random_numbers(policy, voca
     np.testing.assert_allclose(both[3].logprobs, expected, atol=1e-4)
 
 
+def test_a_slot_that_is_being_sampled_cannot_be_forked(policy, vocab_size):
+    engine = TransformersEngine(policy, 3, vocab_size)
+    for slot in (0, 1):
+        engine.feed(slot, np.arange(12, dtype=np.int32), 6, [], seed=[slot])
+        write(engine, [slot])
+    engine.feed(0, np.array([7], np.int32), 6, [])
+    for _ in range(2):  # its new tokens wait; then it writes
+        for pair in (0, 2), (1, 0):
+            with pytest.raises(RuntimeError, match="slot 0 is being sampled"):
+                engine.fork(*pair, seed=[5])
+        engine.step()
+    write(engine, [0])
+    engine.fork(0, 2, seed=[5])
+
+
+def test_a_twin_gives_the_same_figures(policy, vocab_size):
+    twin = TransformersEngine(policy, 1, vocab_size, 1.0, 0.5, entropies=True, top_logprobs=3).twin(temperature=0.7)
+    twin.feed(0, np.arange(12, dtype=np.int32), 4, [], seed=[1])
+    span = write(twin, [0])[0]
+    assert span.entropies.shape == (4,) and span.top_logprobs.shape == (4, 3) and twin.top_p == 0.5
+
+
 class Rewriting:
     """A vector environment that forgets its context's first tokens, on purpose, at every second turn."""
 

@@ -18,7 +18,9 @@ def test_vllm_makes_room_for_the_longest_row(monkeypatch):
     monkeypatch.setattr(vllm_engine, "VLLMEngine", lambda *args, **kwargs: made.update(kwargs))
     for longest, expected in [((), None), ((700,), 700)]:
         make_engine(SimpleNamespace(**ARGS, cuda=True), "any", 10, None, None, *longest)
-        assert made["max_model_len"] == expected
+        assert made["max_model_len"] == expected and not made["entropies"]
+    make_engine(SimpleNamespace(**ARGS, cuda=True), "any", 10, None, None, entropies=True, top_logprobs=4)
+    assert made["entropies"] and made["top_logprobs"] == 4
 
 
 def test_vllm_on_a_gpu_is_refused_without_cuda(monkeypatch):

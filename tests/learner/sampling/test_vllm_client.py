@@ -186,9 +186,7 @@ def test_what_the_server_says_is_in_the_message(server, connect):
         engine.update([], 4)
 
 
-@pytest.mark.parametrize(
-    "device, in_parts, seeded", [("cuda", True, True), ("cpu", False, True), ("cpu", True, False)]
-)
+@pytest.mark.parametrize("device, in_parts, seeded", [("cuda", True, True), ("cpu", False, True), ("cpu", True, False)])
 def test_requests_are_seeded_where_that_does_not_stop_the_server(server, connect, capsys, device, in_parts, seeded):
     server.config["device_config"]["device"] = device
     server.config["scheduler_config"]["enable_chunked_prefill"] = in_parts
@@ -241,7 +239,7 @@ def test_fork_copies_the_row(server, connect):
     engine.fork(0, 2, seed=9)
     for slot in (0, 2):
         engine.feed(slot, np.array([1]), 2, [])
-        with pytest.raises(ValueError, match=f"slot {slot} is being sampled"):
+        with pytest.raises(RuntimeError, match=f"slot {slot} is being sampled"):
             engine.fork(slot, 3, seed=1)
         while engine.busy:
             engine.step()
