@@ -16,7 +16,7 @@ class Stream(IntEnum):
     SAMPLING = 2  # the tokens of an episode
     ORDER = 3  # the minibatches of an iteration
     ENVIRONMENT = 4  # an environment's own randomness in an episode
-    REPLAY = 5  # the stored successes of an iteration
+    REPLAY = 6  # the stored successes of an iteration
 
 
 def episode_seed(seed: int, episode: int) -> int:

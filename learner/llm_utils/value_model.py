@@ -51,7 +51,7 @@ class Critic(nn.Module):
 
 @dataclass(frozen=True)
 class CriticFacts:
-    """Facts of a saved critic: what it was trained for."""
+    """Facts about a saved critic: the environment and the models that it fits."""
 
     env_id: Any
     tokenizer: str  # the fingerprint of its tokenizer
