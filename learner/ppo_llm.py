@@ -32,7 +32,7 @@ from llm_utils.run import Run, make_run, prepare, reject_far_rows, tokenizer_of
 from llm_utils.sampling.rollout import draw_episodes
 from llm_utils.setup.environments import env_kwargs, environment_spec, kwargs_of_each, plain_errors
 from llm_utils.training.forward import check_finite, pad, policy_forward
-from llm_utils.training.metrics import TokenMeans
+from llm_utils.training.metrics import TokenMeans, explained_variance
 from llm_utils.trajectory import Trajectory, make_batch, token_weights
 from llm_utils.value_model import Critic, check_answers, score_values, show_answers, values_of
 
@@ -124,6 +124,10 @@ class Args(Common):
     reject_ratio: float = 0.0
     """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
     inverse (0: keep all)"""
+    replay_successes: float = 0.0
+    """share of an iteration's trained episodes that are stored successes of earlier ones (0: none)"""
+    drop_void_turns: bool = False
+    """leave episodes with a turn that has neither a call nor an answer out of the update (SimpleTIR)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -277,13 +281,6 @@ def value_loss(new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip
     return loss / 2
 
 
-def explained_variance(rows: Sequence[Trajectory]) -> float:
-    """Return the share of the returns' variance that the values explain; NaN if there are no returns."""
-    returns = np.concatenate([row.returns[row.value_mask] for row in rows] or [np.zeros(0)])
-    values = np.concatenate([row.values[row.value_mask] for row in rows] or [np.zeros(0)])
-    return 1 - float((returns - values).var()) / max(float(returns.var()), 1e-8) if len(returns) else float("nan")
-
-
 def backward(rows: Sequence[Trajectory], args: Args, run: Run, train_policy: bool = True) -> dict[str, float]:
     """Add the gradient of one optimizer step on `rows`, and return its logged figures.
 
@@ -358,18 +355,21 @@ if __name__ == "__main__":
             run.mark("rollout")
 
             # values, log-probabilities, advantages
+            fresh, rows = rows, rows + run.replayed(rows)
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.critic_sees == "answer":
-                show_answers(rows, run)
-            score_values(rows, run)
+                show_answers(fresh, run)
+            score_values(fresh, run)
             if args.kl_coef > 0:
                 run.score_reference(rows)
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
-            compute_advantages(rows, args)
+            compute_advantages(fresh, args)
+            if args.drop_void_turns:
+                run.drop_void_turns(fresh)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
-            for row in rows:
+            for row in fresh:
                 row.value_mask = value_positions(row, args)
             run.mark("score")
 
@@ -383,6 +383,6 @@ if __name__ == "__main__":
                 if args.target_kl is not None and metrics.get("approx_kl", 0.0) > args.target_kl:
                     break
             run.mark("train")
-            scalars = {"charts/rejected": rejected, "losses/explained_variance": explained_variance(rows)}
-            run.end_iteration(iteration, rows, scalars)
+            scalars = {"charts/rejected": rejected, "losses/explained_variance": explained_variance(fresh)}
+            run.end_iteration(iteration, fresh, scalars)
         run.close()

@@ -106,6 +106,10 @@ class Args(Common):
     reject_ratio: float = 0.0
     """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
     inverse (0: keep all)"""
+    replay_successes: float = 0.0
+    """share of an iteration's trained episodes that are stored successes of earlier ones (0: none)"""
+    drop_void_turns: bool = False
+    """leave episodes with a turn that has neither a call nor an answer out of the update (SimpleTIR)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -249,13 +253,16 @@ if __name__ == "__main__":
             run.mark("rollout")
 
             # log-probabilities and advantages
+            fresh, rows = rows, rows + run.replayed(rows)
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
                 run.score_reference(rows)
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
-            compute_advantages(rows, args)
+            compute_advantages(fresh, args)
+            if args.drop_void_turns:
+                run.drop_void_turns(fresh)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
             run.mark("score")
 
@@ -266,5 +273,5 @@ if __name__ == "__main__":
                 metrics["grad_norm"] = run.optimizer.step(args.max_grad_norm, minibatch)[0]
                 run.metrics.append(metrics)
             run.mark("train")
-            run.end_iteration(iteration, rows, {"charts/rejected": rejected})
+            run.end_iteration(iteration, fresh, {"charts/rejected": rejected})
         run.close()

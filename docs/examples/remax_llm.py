@@ -29,7 +29,7 @@ def compute_advantages(rows: Sequence[Trajectory], greedy: Sequence[Trajectory],
 
 
 LEFT_OUT = ("max_staleness", "kl_coef", "reject_ratio", "loss_mask", "advantage_mask", "credit", "group_size",
-            "horizon_schedule")  # fmt: skip
+            "horizon_schedule", "replay_successes", "drop_void_turns")  # fmt: skip
 
 
 def check(args: Args) -> None:

@@ -42,7 +42,9 @@ MINIMUM = {
 ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "; leave it out to never stop early"}
 # Models by the rate that trains them; a rate of 0 trains nothing.
 TRAINED_BY = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}
-SHARES = ("max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share", "branch_alpha")
+SHARES = (
+    "max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share", "branch_alpha", "replay_successes",
+)  # fmt: skip
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split", "chat_template")  # arguments of an environment with own flags
 
 MAY_GROW = ("total_episodes", "episodes")  # arguments that --resume may raise
@@ -362,7 +364,7 @@ def check(args: Any) -> None:
         if last >= iterations and distributed.launched_rank() == 0:  # --resume may raise both
             print(f"--horizon-schedule {schedule}: its last stage begins after {last} iterations, but the run "
                   f"has {iterations}: lower --horizon-every (now {args.horizon_every})", file=sys.stderr)  # fmt: skip
-    total, count = args.total_episodes, args.episodes_per_iteration
+    total, count, replayed = args.total_episodes, args.episodes_per_iteration, getattr(args, "replay_successes", 0.0)
     whole = total - total % count
     contradictions = [
         (
@@ -379,6 +381,15 @@ def check(args: Any) -> None:
         (
             args.reject_ratio > 0 and args.old_logprobs == "sampler",
             "--reject-ratio needs the trainer's log-probabilities: use --old-logprobs trainer",
+        ),
+        (replayed == 1, "--replay-successes must be below 1: new episodes fill the store"),
+        (
+            replayed > 0 and args.old_logprobs == "sampler",
+            "--replay-successes needs the trainer's log-probabilities: use --old-logprobs trainer",
+        ),
+        (
+            replayed > 0 and args.kl_in == "reward",
+            "--replay-successes is incompatible with --kl-in reward: a stored advantage has the KL divergence of then",
         ),
         (args.num_minibatches > args.episodes_per_iteration, "--num-minibatches exceeds --episodes-per-iteration"),
         (

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from agent_r1.text.tokenizers import load_tokenizer, same_tokens
-from llm_utils import arguments, distributed
+from llm_utils import arguments, distributed, replay, void_turns
 from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import Logger, run_name, share_of_faults
 from llm_utils.records.model_card import save_with_card
@@ -91,6 +91,7 @@ def fill_defaults(args: Any) -> dict[str, Any]:
     if args.old_logprobs == "auto":
         same_program = args.engine == "transformers" and not args.compile  # samples and trains
         exact = same_program and dtype == torch.float32 and not args.max_staleness and args.loss_mask
+        exact = exact and not getattr(args, "replay_successes", 0)
         chosen["old_logprobs"] = "sampler" if exact and not args.reject_ratio else "trainer"
     for name, value in chosen.items():
         setattr(args, name, value)
@@ -161,6 +162,8 @@ class Run:
     metrics: list[dict[str, float]] = field(default_factory=list)  # of this iteration's optimizer steps
     seconds: dict[str, float] = field(default_factory=dict)  # of each part of this iteration
     gap: dict[str, float] = field(default_factory=dict)  # from sampler to trainer, if the trainer scored
+    figures: dict[str, float] = field(default_factory=dict)  # of rows that were replayed or dropped in this iteration
+    successes: list[replay.Stored] = field(default_factory=list)  # with --replay-successes
     last_mark: float = 0.0
 
     def start(self) -> None:
@@ -174,7 +177,7 @@ class Run:
         if self.log is not None:  # a resumed run trains the policy further, so this is no longer its model
             shutil.rmtree(self.folder / "model", ignore_errors=True)
         self.played, self.shown, self.metrics = [], [], []
-        self.seconds, self.gap, self.last_mark = {}, {}, time.time()
+        self.seconds, self.gap, self.figures, self.last_mark = {}, {}, {}, time.time()
         remaining = 1 - (iteration - 1) / self.num_iterations
         self.optimizer.scale_learning_rates(remaining if self.args.anneal_lr else 1.0)
 
@@ -230,6 +233,23 @@ class Run:
             )
         return [row for row in rows if not row.fault]
 
+    def replayed(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return stored successes of earlier iterations, to train on beside `rows` in the share of
+        --replay-successes. There are fewer while the store fills, and none while PPO trains only its critic."""
+        share, iteration = self.replay_share, self.state["iteration"] + 1
+        if not share or iteration <= getattr(self.args, "critic_warmup", 0):
+            return []
+        count = round(len(rows) * share / (1 - share))
+        drawn = replay.draw(self.successes, count, [self.args.seed, Stream.REPLAY, iteration])
+        self.figures["replay/rows"] = len(drawn)
+        self.figures["replay/age"] = float(np.mean([iteration - 1 - row.versions.max() for row in drawn] or [0.0]))
+        return drawn
+
+    @property
+    def replay_share(self) -> float:
+        """The share of replayed rows; 0 in a learner without the flag."""
+        return getattr(self.args, "replay_successes", 0.0)
+
     # ------------------------------------------------------------------ scoring and updates
 
     def score_policy(self, rows: Sequence[Trajectory]) -> None:
@@ -240,7 +260,8 @@ class Run:
         """
         args, iteration = self.args, self.state["iteration"] + 1
         without_step = iteration <= getattr(args, "critic_warmup", 0) or getattr(args, "critic_only", False)
-        if not (args.reject_ratio or args.kl_in == "reward" or without_step):
+        dropping = args.reject_ratio or getattr(args, "drop_void_turns", False)
+        if not (dropping or args.kl_in == "reward" or without_step):
             for i in next(self._steps([bool(row.train_mask.any()) for row in rows], iteration), ()):
                 rows[i].unscored = True
                 rows[i].old_logprobs = np.where(rows[i].train_mask, np.float32(np.nan), np.float32(0))
@@ -249,6 +270,12 @@ class Run:
             row.old_logprobs = scored.get(row.episode, row.old_logprobs)
         if not any(row.unscored for row in rows):
             self.gap = sampler_gap(rows)  # over all, before any is rejected because of it
+
+    def drop_void_turns(self, rows: Sequence[Trajectory]) -> None:
+        """Exclude episodes with a void turn from training, and count them in log and summary."""
+        dropped = void_turns.drop_void_turns(rows)
+        self.figures["charts/void"] = dropped / max(1, len(rows))
+        self.state["summary"]["void_episodes"] = self.state["summary"].get("void_episodes", 0) + dropped
 
     def score_reference(self, rows: Sequence[Trajectory]) -> None:
         """Fill `ref_logprobs` with the reference policy's log-probabilities of the trained tokens."""
@@ -312,11 +339,17 @@ class Run:
         self.push_weights()
         self.mark("sync")
         if self.log is not None:
+            if self.replay_share:
+                capacity = replay.ITERATIONS * self.args.episodes_per_iteration
+                self.successes = replay.remember(self.successes, rows, capacity)
+                self.figures["replay/stored"] = len(self.successes)
+                trained = self.state["summary"].get("replayed_episodes", 0) + self.figures.get("replay/rows", 0)
+                self.state["summary"]["replayed_episodes"] = trained
             turns = sum(row.stats["turns"] for row in self.played)
             self.state["global_step"] += int(turns)
             self.state["episodes"] += len(self.played)
             self.state["train_seconds"] += sum(self.seconds.values())
-            scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()} | self.gap
+            scalars |= {f"time/{name}": seconds for name, seconds in self.seconds.items()} | self.gap | self.figures
             scalars |= share_of_faults(self.played)
             scalars["charts/episodes"] = self.state["episodes"]
             if self.device.type == "cuda":
@@ -359,7 +392,8 @@ class Run:
 
     def boundary(self) -> None:
         """Remember the complete iteration. A run that ends during the next one resumes from here."""
-        self.saver.boundary({"algorithm": algorithm(), "args": asdict(self.args), "run": self.state})
+        state = {"algorithm": algorithm(), "args": asdict(self.args), "run": self.state}
+        self.saver.boundary(state, self.successes if self.replay_share else None)
 
     def close(self) -> None:
         """End the run: save the model if requested, and close engine, environments and log."""
@@ -484,6 +518,8 @@ def make_run(
         run.sampler = Sampler(envs, run.engine, args.seed, args.deterministic)
         run.log = Logger(folder, args, run.num_iterations * args.episodes_per_iteration, state)
         run.sampler.on_done = run.log.bar.update
+        if args.resume and run.replay_share:
+            run.successes = checkpoint.load_stored(folder)
     return run
 
 

@@ -17,6 +17,7 @@ class Stream(IntEnum):
     ORDER = 3  # the minibatches of an iteration
     ENVIRONMENT = 4  # an environment's own randomness in an episode
     CANDIDATES = 5  # the further candidates of a turn, in an episode's stream of SAMPLING
+    REPLAY = 6  # the stored successes of an iteration
     BRANCHES = 7  # whether an episode branches at a turn
 
 

@@ -65,6 +65,7 @@ class Trajectory:
     versions: Array = field(init=False)  # int32: training iterations before the token was sampled
     logprobs: Array = field(init=False)  # the sampling policy's; 0 for tokens not sampled
     old_logprobs: Array = field(init=False)  # the ratio's denominator: the sampler's or the trainer's before the update
+    replayed: bool = False  # True: a stored success of an earlier iteration
     unscored: bool = False  # True: the first optimizer step of the iteration fills `old_logprobs`
     ref_logprobs: Array = field(init=False)  # the reference policy's, if there is a KL penalty
     rewards: Array = field(init=False)  # a turn's reward, on the turn's last sampled token

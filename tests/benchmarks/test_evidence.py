@@ -17,7 +17,7 @@ import pytest
 import scores
 import sweep
 import tyro
-from evidence_parts import exploration, horizons, noise, page, paper, runs, smollm2, standard, teachers
+from evidence_parts import exploration, horizons, noise, page, paper, runs, smollm2, standard, systems_replay, teachers
 from safetensors.numpy import save_file
 
 from agent_r1 import tiny_policy
@@ -550,3 +550,15 @@ def test_flags_of_the_noise_reach_the_sampler_too(monkeypatch):
 def test_flags_of_which_the_noise_knows_nothing_are_refused(flags):
     with pytest.raises(SystemExit, match=f"{flags[0].replace('no-', '')}: noise is measured of whole policies"):
         noise.grpo_args("AgentR1/MultihopWorld-v0", flags)
+
+
+def test_shares_of_replay_are_compared_with_the_recorded_rows():
+    """Nothing is run for these, and a row that is not recorded has no line."""
+    groups = systems_replay.rows(systems_replay.settings(force=False))
+    lines = systems_replay.table({label: groups[label] for label in systems_replay.EARLIER}).splitlines()
+    assert [line.split(" | ")[1][:5] for line in lines[2:5]] == ["0.729", "0.812", "0.910"]
+    assert lines[2].split(" | ")[3].startswith("-0.181 [")  # GRPO minus expert iteration
+    keys = [run.key for group in groups.values() for run in group]
+    assert len({*keys}) == len(keys) == 18
+    nothing = replace(groups["GRPO"][0], seed=99)
+    assert "nothing" not in systems_replay.table({"nothing": [nothing]})

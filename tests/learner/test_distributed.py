@@ -353,13 +353,8 @@ def test_compiled_layers_may_be_split(pair, policy_folder, vocab_size):
 
 
 def test_two_processes_train_as_one_and_resume_what_one_began(pair, monkeypatch):
-    options = [
-        *SMALL,
-        "--total-episodes",
-        "48",
-        "--checkpoint-every",
-        "2",
-    ]  # the last checkpoint is of iteration 2 of 3
+    options = [*SMALL, "--total-episodes", "48", "--checkpoint-every", "2"]  # the last one is of iteration 2 of 3
+    options += ["--replay-successes", "0.5"]
     one = learn(monkeypatch, "grpo_llm.py", *options, "--exp-name", "one")
     half = Path(shutil.copytree(one, f"runs/{one.name.replace('__one__', '__half__')}"))
     shutil.rmtree(half / "model")
@@ -376,6 +371,8 @@ def test_two_processes_train_as_one_and_resume_what_one_began(pair, monkeypatch)
     assert (trained_weights(one) - start).abs().max() > 5e-4
     assert_same_run(one, newest("two"))
     assert_same_run(one, half)
+    summaries = [json.loads((run_dir / "summary.json").read_text()) for run_dir in (one, newest("two"), half)]
+    assert summaries[0]["replayed_episodes"] > 0 and len({one["replayed_episodes"] for one in summaries}) == 1
     assert (trained_weights(one_lora) - start).abs().max() > 1e-4
     assert_same_run(one_lora, newest("two_lora"))
 

@@ -21,7 +21,7 @@ MAY_BE_0 = {  # and what that means
     **dict.fromkeys(("num_threads", "num_workers"), "chosen; this process"),
     **dict.fromkeys(("checkpoint_every", "eval_every", "eval_episodes", "eval_demonstrations"), "none"),
     **dict.fromkeys(("log_trajectories", "lora_rank", "max_staleness", "dynamic_sampling"), "none"),
-    **dict.fromkeys(("critic_warmup", "warmup_steps", "reject_ratio"), "none"),
+    **dict.fromkeys(("critic_warmup", "warmup_steps", "reject_ratio", "replay_successes"), "none"),
     **dict.fromkeys(("clip_coef", "clip_coef_high", "clip_coef_value", "kl_coef", "ent_coef", "weight_decay"), "off"),
     **{"dual_clip": "off", "step_weight": "as GRPO"},
     **{"branch_alpha": "only more entropy branches", "branch_beta": "a coin, whatever the entropy is"},
@@ -202,6 +202,7 @@ def test_the_defaults_that_are_printed_may_be_typed(script, given):
         ({"max_staleness": 1}, "trainer"),
         ({"max_staleness": 3, "reject_ratio": 2.0}, "trainer"),
         ({"max_staleness": 1, "old_logprobs": "sampler"}, "sampler"),  # typed
+        ({"replay_successes": 0.2}, "trainer"),  # an older policy sampled some rows
         ({"dtype": "bfloat16"}, "trainer"),
         ({"compile": True}, "trainer"),  # its sampler is not compiled
         ({"engine": "vllm"}, "trainer"),

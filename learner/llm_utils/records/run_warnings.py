@@ -153,6 +153,9 @@ def _untrained(args: Any) -> tuple[str, str]:
     if getattr(args, "reject_ratio", 0):
         fact = f"--reject-ratio {args.reject_ratio:g} dropped every episode, so nothing was trained"
         return fact, f"use a larger one, or {_same_model(args)}"
+    if getattr(args, "drop_void_turns", False):
+        fact = "--drop-void-turns left no episode to train on, so nothing was trained"
+        return fact, "begin with sft_llm.py, so that turns have a call or an answer"
     return "no episode has a token to train on, so nothing was trained", "raise max_context_tokens in --env-kwargs"
 
 

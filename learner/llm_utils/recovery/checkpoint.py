@@ -3,6 +3,7 @@
     runs/{run_name}/checkpoint/policy/             save_pretrained() of the policy
                                critic.safetensors  if the algorithm has a critic
                                optimizer.pt        state of the optimizer, read with weights_only=True
+                               replay.pt           stored successes (--replay-successes), read in the same way
                                state.json          algorithm, arguments, iteration, counters
 
 A checkpoint is written beside the old one and then renamed, so a crash leaves either the old or the new one. It holds
@@ -98,6 +99,7 @@ class Checkpointer:
         trained = [p for module in (policy, critic) if module for p in module.parameters() if p.requires_grad]
         self.small = copied_bytes(trained) <= min(max_bytes, MOST_BYTES)
         self.last: tuple[dict[str, Any], dict[str, Any] | None] | None = None  # the last boundary; None: live weights
+        self.stored: list[dict[str, Any]] | None = None  # the successes of the last boundary
         self.spare: dict[str, Any] | None = None  # memory for the next one, so that Ctrl-C during copying is harmless
         self.signal: int | None = None  # the signal that ends the run
         self.failed = False  # True if the last save failed
@@ -108,10 +110,11 @@ class Checkpointer:
                 model = sum(p.numel() * p.element_size() for p in weights)
             disk.check_room(run_dir, copied_bytes(trained) * (1 if self.folder.is_dir() else 2), model)
 
-    def boundary(self, state: dict[str, Any]) -> None:
-        """Remember the state of a complete iteration."""
+    def boundary(self, state: dict[str, Any], stored: list[dict[str, Any]] | None = None) -> None:
+        """Remember the state of a complete iteration. `stored` are the successes to replay, not copied."""
         content = copied(self._content(), self.spare) if self.small else None
         self.spare, self.last = self.last and self.last[1], (copy.deepcopy(state), content)
+        self.stored = stored
         if self.signal is not None:  # Python drops a signal's exception in some places, such as finalizers
             raise KeyboardInterrupt
 
@@ -149,6 +152,8 @@ class Checkpointer:
             if content["critic"]:
                 save_file({k: v.contiguous() for k, v in content["critic"].items()}, new / "critic.safetensors")
             torch.save(content["optimizer"], new / "optimizer.pt")
+            if self.stored is not None:
+                torch.save(self.stored, new / "replay.pt")
             write_json(new / "state.json", state)
             sync(new)
             shutil.rmtree(old, ignore_errors=True)
@@ -338,6 +343,15 @@ def load(run_dir: str | Path, critic: nn.Module | None, optimizer: Any) -> dict[
     except Exception as error:  # any error of torch or safetensors for a damaged file
         cause = f"the checkpoint is damaged, or does not fit this model: {error!r}"
         raise SystemExit(f"--resume {run_dir}: {cause}") from error
+
+
+def load_stored(run_dir: str | Path) -> list[dict[str, Any]]:
+    """Return the stored successes of a run's checkpoint. Raise SystemExit if the file is damaged."""
+    try:
+        stored: list[dict[str, Any]] = torch.load(find(run_dir) / "replay.pt", weights_only=True, map_location="cpu")
+        return stored
+    except Exception as error:  # any error of torch for a damaged file
+        raise SystemExit(f"--resume {run_dir}: the checkpoint's replay.pt is damaged: {error!r}") from error
 
 
 def save_model(policy: Any, folder: Path, tokenizer: str | None, chat_template: str | None = None) -> None:

@@ -16,16 +16,24 @@ BEYOND = math.log(1.05)  # limit of a gap between log-probabilities
 
 
 def sampler_gap(rows: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the distances between sampler's and trainer's log-probabilities over all sampled tokens.
+    """Compute the distances between sampler's and trainer's log-probabilities over all tokens sampled for this
+    iteration.
 
-    `old_logprobs` must be the trainer's.
+    `old_logprobs` must be the trainer's. Replayed rows are left out, because an older policy sampled them.
     """
-    gaps = [np.abs(row.old_logprobs - row.logprobs)[row.action_mask] for row in rows]
+    gaps = [np.abs(row.old_logprobs - row.logprobs)[row.action_mask] for row in rows if not row.replayed]
     gap = np.concatenate([*gaps, np.zeros(0, np.float32)])
     if not len(gap):
         return {}
     figures = {"mean": gap.mean(), "max": gap.max(), "beyond": (gap > BEYOND).mean()}
     return {f"sampler/gap_{name}": float(value) for name, value in figures.items()}
+
+
+def explained_variance(rows: Sequence[Trajectory]) -> float:
+    """Return the share of the returns' variance that the values explain; NaN if there are no returns."""
+    returns = np.concatenate([row.returns[row.value_mask] for row in rows] or [np.zeros(0)])
+    values = np.concatenate([row.values[row.value_mask] for row in rows] or [np.zeros(0)])
+    return 1 - float((returns - values).var()) / max(float(returns.var()), 1e-8) if len(returns) else float("nan")
 
 
 class TokenMeans:

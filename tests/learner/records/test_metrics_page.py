@@ -35,6 +35,7 @@ def named(page):
 
 def test_what_a_learner_logs_is_on_the_page_and_what_is_on_the_page_is_logged(learn):
     gigpo = ["--kl-coef", 0.1, "--total-episodes", 64]
+    gigpo += ["--replay-successes", 0.5, "--drop-void-turns"]
     ppo = ["--critic-warmup", 0, "--total-episodes", 32, "--horizon-schedule", "3"]
     run_dir = learn("gigpo_llm", *FAULTY, *gigpo)  # it logs what GRPO does, and more
     logged = tags(run_dir) | tags(learn("ppo_llm", *FAULTY, *ppo)) | tags(learn("arpo_llm", *FAULTY, *ppo[2:]))
