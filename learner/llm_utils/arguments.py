@@ -104,8 +104,6 @@ class Common:
     """turn limits of an episode in stages, e.g. 4,8,12 with max_turns 12: a growing horizon (None: max_turns)"""
     horizon_every: int = 20
     """iterations of each stage of --horizon-schedule; the last stage has no end"""
-
-    # reward
     reward_model: str | None = None
     """run folder of reward_model_llm.py, with the same tokenizer: its score replaces the outcome reward (None: the
     environment's own outcome)"""
