@@ -39,11 +39,16 @@ MINIMUM = {
     **{"beam_size": 2, "entropy_window": 1},
     **{"hidden_size": 24, "num_layers": 2, "intermediate_size": 1},  # smaller models have no room for a copying circuit
 }
-ABOVE_0 = {"max_grad_norm": "; a large value turns clipping off", "target_kl": "; leave it out to never stop early"}
+ABOVE_0 = {
+    "max_grad_norm": "; a large value turns clipping off",
+    "target_kl": "; leave it out to never stop early",
+    "rm_coef": "; leave out --reward-model to train on the environment's outcome",
+}
 # Models by the rate that trains them; a rate of 0 trains nothing.
 TRAINED_BY = {"learning_rate": "the policy", "critic_learning_rate": "the critic"}
 SHARES = (
     "max_invalid", "gamma", "gae_lambda", "gamma_turn", "expert_share", "rag_share", "branch_alpha", "replay_successes",
+    "rm_coef",
 )  # fmt: skip
 FLAGS_OF_THEIR_OWN = ("num_envs", "tokenizer", "split", "chat_template")  # arguments of an environment with own flags
 
@@ -103,6 +108,11 @@ class Common:
     """turn limits of an episode in stages, e.g. 4,8,12 with max_turns 12: a growing horizon (None: max_turns)"""
     horizon_every: int = 20
     """iterations of each stage of --horizon-schedule; the last stage has no end"""
+    reward_model: str | None = None
+    """run folder of reward_model_llm.py, with the same tokenizer: its score replaces the outcome reward (None: the
+    environment's own outcome)"""
+    rm_coef: float = 1.0
+    """with --reward-model: share of the outcome that the score replaces, above 0 and at most 1"""
 
     # model
     model: str = "tiny"
@@ -165,6 +175,8 @@ def evaluates(args: Any) -> bool:
     """Return True if a training run measures anything on held-out data."""
     if hasattr(args, "eval_episodes"):
         return args.eval_episodes > 0
+    if not hasattr(args, "eval_data"):  # reward_model_llm.py always holds tasks out
+        return True
     return bool(args.eval_data) if args.data else args.eval_demonstrations > 0
 
 
@@ -194,6 +206,7 @@ SWITCHES: dict[str, tuple[Alive, str]] = {
         ("entropy_window", "entropy_unit"),
         (lambda a: a.initial_episodes < a.group_size and a.branch_beta > 0, "without branches or with --branch-beta 0"),
     ),
+    "rm_coef": (lambda a: a.reward_model is not None, "without --reward-model"),
     "env_share": (lambda a: isinstance(a.env_id, list) and len(a.env_id) > 1, "without several ids of --env-id"),
     "eval_split": (lambda a: a.eval_episodes > 0, "with --eval-episodes 0"),
     "eval_every": (lambda a: not a.eval_every or evaluates(a), "without an evaluation"),
@@ -256,8 +269,12 @@ def check_each(args: Any) -> None:
                 raise SystemExit(f"{flag(name)} {url}: this is not an address such as http://localhost:8000")
     if given.get("compile") and given.get("deterministic"):
         raise SystemExit("--deterministic is incompatible with --compile, which chooses kernels by their time")
-    check_environment(args)
-    check_splits(args)
+    check_template(args)
+    if hasattr(args, "env_kwargs"):
+        check_environment(args)
+        check_splits(args)
+    else:  # reward_model_llm.py makes no environment
+        environment_spec(args.env_id)
     check_switches(args)
     for name, model in TRAINED_BY.items():
         if given.get(name) == 0 and distributed.launched_rank() == 0:
@@ -312,10 +329,6 @@ def check_environment(args: Any) -> None:
     data_dir = args.data_dir or ""
     if data_dir and "://" not in data_dir and not os.path.exists(os.path.expanduser(data_dir)):
         raise SystemExit(printable(f"--data-dir {args.data_dir}: there is no such file or folder"))
-    template = args.chat_template
-    if template is not None and not os.path.isfile(template):
-        cause = "there is no such file; give a file with a Jinja template"
-        raise SystemExit(printable(f"--chat-template {template}: {cause}"))
     given = {name for text in one_each("env_kwargs", args.env_kwargs, args) for name in json.loads(text)}
     if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in given]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")
@@ -340,6 +353,14 @@ def check_shaping(args: Any) -> None:
         raise SystemExit(f"shaping must be the learner's discount per turn: {remedy}")
     if getattr(args, "truncation", "outcome") == "bootstrap":
         raise SystemExit("--truncation bootstrap contradicts shaping, whose potential is 0 there: use outcome")
+
+
+def check_template(args: Any) -> None:
+    """Raise SystemExit for a --chat-template that is no file."""
+    template = args.chat_template
+    if template is not None and not os.path.isfile(template):
+        cause = "there is no such file; give a file with a Jinja template"
+        raise SystemExit(printable(f"--chat-template {template}: {cause}"))
 
 
 def check_groups(args: Any) -> None:

@@ -28,6 +28,7 @@ from llm_utils.records.earlier_runs import other_environment
 from llm_utils.records.logger import Logger, run_name, share_of_faults
 from llm_utils.records.model_card import save_with_card
 from llm_utils.recovery import checkpoint
+from llm_utils.reward_model import RewardModel, load_reward_model, score_rows
 from llm_utils.sampling.engine import Engine
 from llm_utils.sampling.make_engine import check_updates, make_engine
 from llm_utils.sampling.rollout import Sampler, Tasks, all_tasks, check_playable, first_tasks, most_turns, rollout
@@ -45,7 +46,7 @@ from llm_utils.training.forward import microbatches, score
 from llm_utils.training.metrics import sampler_gap
 from llm_utils.training.optimizer import Float32AdamW
 from llm_utils.trajectory import Segment, Trajectory
-from llm_utils.value_model import save_critic
+from llm_utils.value_model import save_critic, weights_digest
 
 Episodes = list[tuple[int, int]]  # numbers and task indexes
 
@@ -156,6 +157,7 @@ class Run:
     eval_engine: Engine | None = None
     sampler: Sampler | None = None
     log: Logger | None = None
+    reward_model: RewardModel | None = None  # on rank 0, with --reward-model
     queued: int = 0  # the last iteration whose episodes were queued in the sampler
     played: list[Trajectory] = field(default_factory=list)  # all of this iteration, also excluded ones
     shown: list[Trajectory] = field(default_factory=list)  # those of them that were sampled
@@ -217,7 +219,8 @@ class Run:
 
     def valid(self, rows: list[Trajectory], sampled: bool = True) -> list[Trajectory]:
         """Count episodes in this iteration. Return them without those that ended in infrastructure errors, which tell
-        nothing about the policy. Raise RuntimeError if the share of errors exceeds --max-invalid.
+        nothing about the policy, and pay the scores of --reward-model. Raise RuntimeError if the share of errors
+        exceeds --max-invalid.
 
         sampled: False for episodes that ran in another way (greedily, as a baseline). They count as episodes, but the
         charts do not include their statistics.
@@ -231,7 +234,10 @@ class Run:
                 f"{share:.0%} of the iteration's {len(self.played)} episodes failed because of infrastructure errors, "
                 f"more than --max-invalid {self.args.max_invalid} allows. The last one: {faults[-1]}"
             )
-        return [row for row in rows if not row.fault]
+        rows = [row for row in rows if not row.fault]
+        if self.reward_model is not None:
+            score_rows(rows, self.reward_model, self.args.rm_coef)
+        return rows
 
     def replayed(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
         """Return stored successes of earlier iterations, to train on beside `rows` in the share of
@@ -435,6 +441,10 @@ def make_run(
         sizes = spaces[0].vocab_size, spaces[1].max_len, tasks
         check_reach(args, most_turns(envs))
     vocab_size, longest, tasks = distributed.broadcast(sizes)
+    reward_model = None
+    if rank == 0 and args.reward_model is not None:
+        reward_model = load_reward_model(args, tokenizer_of(args), vocab_size, device)
+        check_context(reward_model.critic.backbone.config, longest)
     config, with_reference = read_config(source), args.kl_coef > 0
     referred = reference_source(args) if with_reference else None
     check_context(config, longest)
@@ -482,6 +492,8 @@ def make_run(
     rates_digest = hashlib.sha256(tasks.tobytes()).hexdigest()[:16] if isinstance(tasks, np.ndarray) else None
     files = {"model_files": model_files(args), "pass_rates": rates_digest}
     files["config_files"] = config_files(source, tokenizer_of(args), args.chat_template)
+    if reward_model is not None:
+        files["reward_model"] = weights_digest(reward_model.critic.named_parameters())
     state["summary"] = initial = files
     if args.resume:
         state = checkpoint.load(folder, critic, optimizer)["run"]
@@ -490,6 +502,8 @@ def make_run(
         unchanged["config_files"] = f"config or tokenizer of --model {args.model}"
         if with_reference or args.lora_rank:
             unchanged["model_files"] = f"files of --model {args.model} (names, sizes or times)"
+        if reward_model is not None:
+            unchanged["reward_model"] = f"weights of --reward-model {args.reward_model}"
         checkpoint.check_unchanged(folder, state["summary"], initial, **unchanged)
     run = Run(
         args=args,
@@ -512,7 +526,7 @@ def make_run(
         model = policy if run.in_place else None
         if args.engine == "transformers" and model is None:  # `start` gives it the trainer's weights
             model = load_policy(source, device, whole=True, **loading)
-        run.envs, run.eval_envs = envs, eval_envs
+        run.envs, run.eval_envs, run.reward_model = envs, eval_envs, reward_model
         run.engine = engine or make_engine(args, source, vocab_size, model, tokenizer_of(args), longest, entropies)
         run.eval_engine = run.engine.twin(temperature=0.0)  # evaluations are greedy
         run.sampler = Sampler(envs, run.engine, args.seed, args.deterministic)

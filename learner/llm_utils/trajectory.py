@@ -148,6 +148,13 @@ class Trajectory:
         """Return the reward of each turn, float64 [turns]."""
         return np.array([turn.reward for turn in self.turns], float)
 
+    def add_rewards(self, values: Array) -> None:
+        """Add `values` [turns] to the rewards of the finished episode's turns. The statistic `return` and the logged
+        `turn_rewards` stay as the environment paid them."""
+        for turn, value in zip(self.turns, values, strict=True):
+            turn.reward += float(value)
+            self.rewards[turn.end - 1] = turn.reward
+
     def turn_sums(self, values: Array) -> Array:
         """Sum `values`, one per token, over each turn's sampled tokens."""
         return np.array([values[turn.start : turn.end].sum() for turn in self.turns], float)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER, WEIGHTS, FACTS = "critic", "critic.safetensors", "critic.json"
 ANSWER_TOKENS = 64
+FactsT = TypeVar("FactsT")
 
 
 class Critic(nn.Module):
@@ -92,12 +93,30 @@ def save_critic(critic: Critic, policy: Any, folder: Path, args: Any, tokenizer:
         sees=getattr(args, "critic_sees", "state"),
     )
     try:
-        (folder / FOLDER).mkdir(exist_ok=True)
-        critic.backbone.config.save_pretrained(folder / FOLDER)
-        save_file({name: x.cpu().contiguous() for name, x in state.items()}, folder / FOLDER / WEIGHTS)
-        write_json(folder / FOLDER / FACTS, asdict(facts))
+        write_critic(critic, state, folder / FOLDER, asdict(facts))
     except Exception as error:  # from the disk, in the writing library's words
         raise SaveError.of("the critic", error, folder) from error
+
+
+def write_critic(critic: Critic, state: dict[str, torch.Tensor], folder: Path, facts: dict[str, Any]) -> None:
+    """Write a value model with the weights `state` to a folder of its own, with facts about it."""
+    folder.mkdir(exist_ok=True)
+    critic.backbone.config.save_pretrained(folder)
+    save_file({name: x.cpu().contiguous() for name, x in state.items()}, folder / WEIGHTS)
+    write_json(folder / FACTS, facts)
+
+
+def read_critic(folder: Path, kind: type[FactsT]) -> tuple[Critic, FactsT]:
+    """Return the value model of `write_critic` on the CPU, and its facts. Raise any error for damaged files."""
+    content = json.loads((folder / FACTS).read_text())
+    facts = kind(**content)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    critic = Critic.__new__(Critic)
+    nn.Module.__init__(critic)
+    dtype = getattr(torch, content["dtype"])
+    critic._build(AutoModel.from_config(config, dtype=dtype, trust_remote_code=False))
+    critic.load_state_dict(load_file(folder / WEIGHTS))
+    return critic, facts
 
 
 def load_critic(run: str | Path, device: torch.device | None = None) -> tuple[Critic, CriticFacts]:
@@ -109,12 +128,7 @@ def load_critic(run: str | Path, device: torch.device | None = None) -> tuple[Cr
     if not (folder / FACTS).is_file():
         raise SystemExit(f"{run} has no critic: give the folder of a run of ppo_llm.py that has ended (runs/...)")
     try:
-        facts = CriticFacts(**json.loads((folder / FACTS).read_text()))
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        critic = Critic.__new__(Critic)
-        nn.Module.__init__(critic)
-        critic._build(AutoModel.from_config(config, dtype=getattr(torch, facts.dtype), trust_remote_code=False))
-        critic.load_state_dict(load_file(folder / WEIGHTS))
+        critic, facts = read_critic(folder, CriticFacts)
     except Exception as error:  # a damaged file, in the reading library's words
         raise SystemExit(f"the critic of {run} cannot be read: {type(error).__name__}: {error}") from error
     if facts.sees == "answer":

@@ -1,4 +1,4 @@
-"""What the six scripts refuse before any work: values out of range, flags that would do nothing, contradictions."""
+"""What the scripts refuse before any work: values out of range, flags that would do nothing, contradictions."""
 
 import importlib
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tyro
-from learners import ALL, PLAY, filled
+from learners import ALL, PLAY, WITH_ENVIRONMENT, filled
 
 from llm_utils import arguments, command_line
 from llm_utils.records import tracking
@@ -24,8 +24,8 @@ def check(script, *words):
 BOUNDS = [
     (ALL, ["--seed", -1], "--seed must be at least 0"),
     (ALL, ["--num-threads", -1], "--num-threads must be at least 0"),
-    (ALL, ["--env-kwargs", 3], "--env-kwargs takes a JSON object"),
-    (ALL, ["--env-kwargs", '{"split": "test"}'], "--env-kwargs must not contain split; use --split"),
+    (WITH_ENVIRONMENT, ["--env-kwargs", 3], "--env-kwargs takes a JSON object"),
+    (WITH_ENVIRONMENT, ["--env-kwargs", '{"split": "test"}'], "--env-kwargs must not contain split; use --split"),
     (ALL, ["--env-id", "AgentR1/Nope-v0"], "there is no such environment; similar ids: AgentR1/"),
     ((*PLAY, "sft_llm"), ["--max-grad-norm", 0], "--max-grad-norm must be above 0"),
     ((*PLAY, "sft_llm"), ["--max-grad-norm", -1], "--max-grad-norm must be above 0"),
@@ -34,6 +34,10 @@ BOUNDS = [
     ((*PLAY, "sft_llm"), ["--learning-rate", -1], "--learning-rate must be at least 0"),
     ((*PLAY, "evaluate_llm"), ["--num-envs", 0], "--num-envs must be at least 1"),
     (PLAY, ["--gamma", "nan"], "--gamma must be between 0 and 1"),
+    (PLAY, ["--reward-model", "runs/a", "--rm-coef", 0], "--rm-coef must be above 0; leave out --reward-model"),
+    (PLAY, ["--reward-model", "runs/a", "--rm-coef", 1.5], "--rm-coef must be between 0 and 1"),
+    (["reward_model_llm"], ["--kind", "pairs", "--batch-size", 9], "--batch-size 9 must be even with --kind pairs"),
+    (["reward_model_llm"], ["--data", "./nowhere.jsonl"], "--data ./nowhere.jsonl: there is no such file"),
     (PLAY, ["--dual-clip", 1], "--dual-clip must be above 1, or 0 to turn it off"),
     (PLAY, ["--clip-coef", "nan"], "--clip-coef must be at least 0"),
     (["ppo_llm"], ["--critic-warmup", -1], "--critic-warmup must be at least 0"),
@@ -65,6 +69,7 @@ DEAD = [
     (["sft_llm"], ["--data", __file__, "--eval-every", 3], "--eval-every does nothing without an evaluation"),
     (["sft_llm"], ["--rag-share", 1, "--expert-share", 0.7], "--expert-share does nothing with .*--rag-share 1"),
     (PLAY, ["--eval-episodes", 0, "--eval-split", "test"], "--eval-split does nothing with --eval-episodes 0"),
+    (PLAY, ["--rm-coef", 0.5], "--rm-coef does nothing without --reward-model"),
     (PLAY, ["--constant-length", 99], "--constant-length does nothing without --loss-aggregation constant"),
     (PLAY, ["--horizon-every", 3], "--horizon-every does nothing without --horizon-schedule of several stages"),
     (PLAY, ["--horizon-schedule", "4", "--horizon-every", 3], "--horizon-every does nothing without .*several stages"),
@@ -158,6 +163,7 @@ OF_COMMON = ["run", "environment", "model", "engine", "evaluation", "machine"]
 TITLES = {
     **dict.fromkeys(PLAY, ["sampling", "advantages", "optimization", "loss", *OF_COMMON]),
     "sft_llm": ["run", "machine", "demonstrations", "model", "training"],
+    "reward_model_llm": ["run", "machine", "episodes", "model", "training"],
     "evaluate_llm": ["run", "machine", "environment", "model", "engine", "episodes", "decoding"],
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import machine
 import pytest
-from learners import ALL, filled
+from learners import ALL, PLAY, WITH_ENVIRONMENT, filled
 
 from agent_r1.bridges import babyai
 
@@ -35,6 +35,7 @@ NEEDS = {  # what makes a flag do something
     "gamma_turn": {"advantage": "bilevel"}, "constant_length": {"loss_aggregation": "constant"},
     "group_size": {"baseline": True}, "importance_cap": {"old_logprobs": "trainer"},
     "reject_ratio": {"old_logprobs": "trainer"}, "api_model": {"api": "http://a"}, "top_p": {"temperature": 1.0},
+    "rm_coef": {"reward_model": "runs/a"},
     "samples": {"temperature": 1.0}, "candidates": {"temperature": 1.0, "decode": "best-of-n"},
     "critic": {"temperature": 1.0, "decode": "best-of-n"}, "vllm_url": {"engine": "vllm-server"},
     "wandb_project_name": {"track": True},
@@ -97,7 +98,7 @@ def test_every_name_in_the_tables_is_a_flag():
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
-        *((script, ["--compile"], "^--compile needs a GPU: ") for script in ALL if script != "evaluate_llm"),
+        *((script, ["--compile"], "^--compile needs a GPU: ") for script in (*PLAY, "sft_llm")),
         ("grpo_llm", ["--env-id", "nowhere.at.all:X-v0"], "there is no module nowhere.at.all in this folder"),
         ("grpo_llm", ["--env-id", ".here:X-v0"], "there is no module .here in this folder"),
         ("grpo_llm", ["--engine", "vllm-server", "--vllm-url", "a:80"], "--vllm-url a:80: this is not an address"),
@@ -125,7 +126,7 @@ def test_what_isnt_there_ends_with_one_line(learn, monkeypatch, script, words, m
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("script", ALL)
+@pytest.mark.parametrize("script", WITH_ENVIRONMENT)
 @pytest.mark.parametrize(
     ("env_id", "package", "extra"), [("BabyAI", "minigrid", "babyai"), ("GSM8K", "math_verify", "math")]
 )
@@ -182,7 +183,7 @@ def test_a_sweep_refuses_what_would_never_end():
     assert done.returncode == 2 and done.stderr.endswith("error: --workers must be at least 1\n")
 
 
-@pytest.mark.parametrize("script", [name for name in ALL if name not in ("sft_llm", "evaluate_llm")])
+@pytest.mark.parametrize("script", PLAY)
 @pytest.mark.parametrize("given", [{"loss_mask": False}, {"eval_episodes": 0}, {"max_staleness": 2}])
 def test_the_defaults_that_are_printed_may_be_typed(script, given):
     from llm_utils.run import fill_defaults
@@ -194,7 +195,7 @@ def test_the_defaults_that_are_printed_may_be_typed(script, given):
     module.check(args)
 
 
-@pytest.mark.parametrize("script", [name for name in ALL if name not in ("sft_llm", "evaluate_llm")])
+@pytest.mark.parametrize("script", PLAY)
 @pytest.mark.parametrize(
     ("given", "chosen"),
     [

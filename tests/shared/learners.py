@@ -8,6 +8,9 @@ ALL = tuple(_SOURCES)
 PLAY = tuple(name for name, source in _SOURCES.items() if "\ndef compute_advantages(" in source)
 """Those that train on episodes of their own."""
 
+WITH_ENVIRONMENT = tuple(name for name, source in _SOURCES.items() if name in PLAY or "\n    env_kwargs: " in source)
+"""Those that make environments."""
+
 
 def filled(args: Any) -> Any:
     """Return a script's arguments as it checks them: evaluate_llm.py first fills those of its environment."""
