@@ -271,8 +271,7 @@ if __name__ == "__main__":
         raise SystemExit(f"{run_dir}: another evaluation has this name; start again, or use another --exp-name")
     run_files.claim(run_dir)
     model_name = f"{source} with {' and '.join(stack)}" if stack else source
-    files = model_files(args, args.chat_template, args.critic and str(Path(args.critic, "critic")))
-    model = {"model": model_name, "model_files": files} | critic
+    model = {"model": model_name, "model_files": model_files(args, args.chat_template), **critic}
     episodes, started = Episodes(run_dir, tasks.get, model["model_files"]), time.time()
     report: dict[str, Any] = {**model, "finished": False, "seconds": episodes.seconds, "args": asdict(args)}
     labels = {"mode": args.mode, "env_id": args.env_id, "model": model_name}

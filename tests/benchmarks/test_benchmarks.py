@@ -44,6 +44,7 @@ SMALL = {  # script -> flags that make it small, and what it needs
     "evidence --part teachers": (
         '--places CraftWorld --rows "SFT, 100 of expert" --seeds 1 --episodes 4 --workers 1 --force', LEARNING
     ),
+    "systems --part decoding": (f'--seeds 1 --episodes 4 --critics 1 --flags "{RUN}" --force', LEARNING),
     "families": ('--families Qwen3 "Gemma 3" --columns transformers', LEARNING),
     "faults": ("--kinds episode --seeds 1 --episodes 32 --eval-episodes 8 --force", LEARNING),
     "fuzz_spans": ("--spans 300", ()),
@@ -107,6 +108,7 @@ RECORDED = {  # names of the results, where they aren't the script's; none where
     "sandbox_speed": [],
     "speedups": ["speedups_cpu"],
     "speedups --device": [],
+    "systems --part decoding": ["systems_decoding"],
     "tool_latency": ["tool_latency_8"],
     "two_processes": ["two_processes_grpo"],
     "vector_throughput": [],
@@ -118,7 +120,7 @@ SLOW = {
     "check_dialects", "iteration_digests", "estimators", "faults", "gpu", "preflight --sizes", "sft_bf16",
     "speedups --device", "stale_ratios", "tool_latency",
     "two_candidates", "arithmetic_seeds", "dtype_seeds", "evidence --part horizons", "evidence --part paper",
-    "evidence --part teachers", "kill_resume", "multihop_seeds", "preflight",
+    "evidence --part teachers", "systems --part decoding", "kill_resume", "multihop_seeds", "preflight",
     "real_data", "real_model", "threads", "trl_comparison", "two_processes", "vllm_gpu", "world_seeds",
 }  # fmt: skip
 ROOMS = ("learning", "performance", "environments", "evidence", "real_model")  # what common/ and results/ are not
@@ -162,8 +164,8 @@ def test_commands_and_what_they_share_have_rooms_of_their_own():
     assert all(starts(ROOT / path) for path in COMMANDS.values())
     assert not [path for path in (ROOT / "benchmarks").glob("*/*_parts/*.py") if starts(path)]
     assert not [path for path in (ROOT / "benchmarks" / "common").iterdir() if path.suffix == ".py" and starts(path)]
-    for room in ("evidence", "real_model"):
-        assert [path.stem for path in (ROOT / "benchmarks" / room).glob("*.py") if starts(path)] == [room]
+    for room, commands in {"evidence": ["evidence", "systems"], "real_model": ["real_model"]}.items():
+        assert sorted(path.stem for path in (ROOT / "benchmarks" / room).glob("*.py")) == commands
 
 
 def test_the_page_has_every_command_in_the_order_of_the_rooms():

@@ -17,8 +17,9 @@ import pytest
 import scores
 import sweep
 import tyro
-from evidence_parts import exploration, horizons, noise, page, paper, runs, smollm2, standard, systems_replay, teachers
+from evidence_parts import exploration, horizons, noise, page, paper, runs, smollm2, standard, teachers
 from safetensors.numpy import save_file
+from systems_parts import replay as systems_replay
 
 from agent_r1 import tiny_policy
 from agent_r1.validation import probes

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-import systems_hybrid
-from systems_hybrid import RESULTS, against_free, beyond, run, table
+from systems_parts import hybrid as systems_hybrid
+from systems_parts.hybrid import RESULTS, against_free, beyond, run, table
 
 
 def test_the_recorded_table_is_that_of_the_recorded_rows(capsys, monkeypatch, tmp_path):

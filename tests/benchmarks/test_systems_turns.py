@@ -1,8 +1,8 @@
-"""benchmarks/evidence/systems_turns.py: its table, and which runs it makes."""
+"""benchmarks/evidence/systems_parts/turns.py: its table, and which runs it makes."""
 
 import json
 
-import systems_turns
+from systems_parts import turns as systems_turns
 
 
 def row(world, arm, seed, success, training):

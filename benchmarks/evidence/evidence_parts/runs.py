@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,16 @@ from compare import read_curve
 from scores import Scores
 from sweep import Job, find, finish, make_job
 
+from llm_utils.sampling.decoding import best_of
+
 RECORD = RESULTS / "evidence_runs.jsonl"
 PER_TASK = ("requests_done", "support_recall")  # what is kept of each task of an evaluation, beside success
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run in one thread. A flag that is a `Run` stands for the model that it makes, `Successes` for a file."""
+    """A run in one thread. A flag that is a `Run` stands for the model that it makes (behind --critic for its folder),
+    `Made` for a file."""
 
     label: str
     script: str
@@ -49,7 +53,7 @@ class Run:
     @property
     def key(self) -> str:
         """What it does, and from which weights, in a few letters; the same wherever its files lie."""
-        words = [flag.key if isinstance(flag, Run | Successes) else str(flag).removeprefix(f"{ROOT}/")
+        words = [flag.key if isinstance(flag, Run | Made) else str(flag).removeprefix(f"{ROOT}/")
                  for flag in self.flags]  # fmt: skip
         given = dict(zip(self.flags, self.flags[1:], strict=False))
         if not isinstance(model := given.get("--model", "tiny"), Run) and model != "scratch":
@@ -63,17 +67,17 @@ class Run:
     def needs(self) -> list[Run]:
         """What it begins with."""
         return [run for flag in self.flags for run in
-                ([flag] if isinstance(flag, Run) else flag.runs if isinstance(flag, Successes) else ())]  # fmt: skip
+                ([flag] if isinstance(flag, Run) else flag.runs if isinstance(flag, Made) else ())]  # fmt: skip
 
     def job(self) -> Job:
         """As a command; what it needs must be finished."""
         name = "evidence_" + re.sub(r"\W+", "_", f"{self.label} {self.key[:4]}".lower())
         words = ["python", f"learner/{self.script}", "--exp-name", name, "--seed", str(self.seed), "--num-threads", "1"]
-        for flag in self.flags:
+        for before, flag in zip(("", *self.flags), self.flags, strict=False):
             if isinstance(flag, Run):
-                words.append(str(flag.folder() / "model"))
+                words.append(str(flag.folder() / "model" if before != "--critic" else flag.folder()))
             else:
-                words.append(str(flag.write() if isinstance(flag, Successes) else flag))
+                words.append(str(flag.write() if isinstance(flag, Made) else flag))
         return make_job(words)
 
     def folder(self) -> Path:
@@ -85,8 +89,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Successes:
-    """The episodes of evaluations that ended in success, one file."""
+class Made:
+    """A file or a folder that is made of the files of runs, as a flag."""
 
     runs: tuple[Run, ...]
 
@@ -94,6 +98,15 @@ class Successes:
     def key(self) -> str:
         """As a run's."""
         return " ".join(run.key for run in self.runs)
+
+    def write(self) -> Path:
+        """The path, after it was made."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Successes(Made):
+    """The episodes of evaluations that ended in success, one file."""
 
     def write(self) -> Path:
         """The file, beside the last evaluation. SystemExit without an episode: there is nothing to imitate."""
@@ -222,12 +235,15 @@ def keep(folder: Path) -> dict[str, Any]:
         rows = [row for line in (folder / "trajectories.jsonl").read_text().splitlines()
                 if not (row := json.loads(line))["fault"]]  # fmt: skip
         rows.sort(key=lambda row: row["task_index"])
+        if json.loads((folder / "evaluation.json").read_text())["args"].get("decode") == "best-of-n":
+            rows = [vars(row) for row in best_of([SimpleNamespace(**row) for row in rows])]
         calls = Counter(int(row["stats"]["tool_calls"]) for row in rows)
         return {
             "tasks": len(rows),
             "tasks_hash": brief([row["task_index"] for row in rows]),
             "success": "".join(str(int(row["stats"]["success"])) for row in rows),
             "turns": sum(int(row["stats"]["turns"]) for row in rows),
+            "tokens": sum(int(row["stats"].get("candidate_tokens", row["stats"]["sampled_tokens"])) for row in rows),
             "calls": {str(number): calls[number] for number in sorted(calls)},
             "failed": sum(int(row["stats"]["tool_errors"]) for row in rows),
             "return": round(float(np.mean([row["stats"]["return"] for row in rows])), 4) if rows else 0.0,

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -218,5 +219,6 @@ def best_of(rows: Iterable[Any]) -> list[Any]:
     for candidates in of_tasks.values():
         row = max(candidates, key=lambda row: row.stats.get("critic_value", row.stats["success"]))
         total = sum(other.stats["sampled_tokens"] for other in candidates)
-        best.append(replace(row, stats={**row.stats, "candidate_tokens": total}))
+        best.append(copy.copy(row))
+        best[-1].stats = {**row.stats, "candidate_tokens": total}
     return best

@@ -88,7 +88,9 @@ def model_files(args: Any, *more: str | None) -> str | None:
     (yet)."""
     adapter = getattr(args, "adapter", None)
     adapters = stack_of_adapters(adapter) if adapter else []
-    return None if args.model == "scratch" else fingerprint(source_of(args), *adapters, *more)
+    critic = getattr(args, "critic", None)  # of an evaluation that decodes with one
+    critics = [str(Path(critic, "critic"))] if critic else []
+    return None if args.model == "scratch" else fingerprint(source_of(args), *adapters, *critics, *more)
 
 
 def tokenizer_source(name: str | None, source: str, env_id: str) -> str | None:

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from compare import read_curve
 from machine import RESULTS, record_results, require_quiet_machine
 from scores import cell, environment
@@ -24,6 +20,8 @@ from sweep import Job, finish, make_job
 
 from llm_utils.records.intervals import difference, proportion, student
 
+ROOT = Path(__file__).resolve().parents[3]
+FLAGS = ()
 NAME = "systems_turns"
 COMMAND = "python benchmarks/evidence/systems.py --part turns"
 WORLDS = ("CraftWorld", "ShopWorld")
@@ -102,7 +100,3 @@ def run(force: bool = False) -> None:
         results.append(measure(*row))
         record_results(NAME, results, table(results), COMMAND, force, merged=True)
     print(table(results))
-
-
-if __name__ == "__main__":
-    run(force="--force" in sys.argv[1:])

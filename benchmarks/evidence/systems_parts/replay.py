@@ -11,14 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from machine import record_results
-from scores import cell
-
 from evidence_parts import runs, teachers
 from evidence_parts.commands import EPISODES, play, reinforce
 from evidence_parts.runs import ROOT
+from machine import record_results
+from scores import cell
+
 from llm_utils.records.intervals import difference, proportion
 
+FLAGS = ()
 NAME = "systems_replay"
 COMMAND = "python benchmarks/evidence/systems.py --part replay"
 SHARES = (0.25, 0.0, 0.5)  # in this order, each with all seeds

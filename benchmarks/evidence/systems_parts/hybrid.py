@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from machine import RESULTS, record_results, require_quiet_machine
 from scores import cell, environment
 from sweep import Job, finish, make_job
@@ -24,6 +20,8 @@ from sweep import Job, finish, make_job
 from agent_r1.tasks.craft_world import CraftWorldEnv, generate_task
 from llm_utils.records.intervals import Interval, difference, mean, proportion
 
+ROOT = Path(__file__).resolve().parents[3]
+FLAGS = ()
 NAME = "systems_hybrid"
 COMMAND = "python benchmarks/evidence/systems.py --part hybrid"
 PRICES = (0.0, 0.02, 0.1)

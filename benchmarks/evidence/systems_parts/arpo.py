@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from compare import read_curve
 from machine import RESULTS, record_results, require_quiet_machine
 from scores import cell, environment
@@ -24,6 +20,8 @@ from sweep import Job, finish, make_job
 
 from llm_utils.records.intervals import difference, proportion
 
+ROOT = Path(__file__).resolve().parents[3]
+FLAGS = ()
 NAME = "systems_arpo"
 COMMAND = "python benchmarks/evidence/systems.py --part arpo"
 ROWS = {
