@@ -14,7 +14,6 @@ parts of docs/environments. The exit status is 1 if a check fails. Rows are writ
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -29,7 +28,7 @@ from typing import Any
 
 import agent_r1
 from agent_r1 import interrupts
-from agent_r1.arguments import ArgumentError, share
+from agent_r1.arguments import ArgumentError, json_object, share
 from agent_r1.baselines import baselines_of
 from agent_r1.ids import find_environment
 from agent_r1.task_data import DataNotFoundError
@@ -187,10 +186,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.tasks < 1:
         parser.error("--tasks must be at least 1")
     try:
-        kwargs = json.loads(args.env_kwargs)
-        assert isinstance(kwargs, dict)
-    except (ValueError, AssertionError):
-        parser.error(f"--env-kwargs must be a JSON object, got {args.env_kwargs!r}")
+        kwargs = json_object(args.env_kwargs)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"--env-kwargs {error}")
     if args.data_dir:
         os.environ["AGENT_R1_DATA"] = args.data_dir
     subjects = [Subject(env_id, kwargs, args.tasks) for env_id in args.ids or agent_r1.ENVIRONMENTS | agent_r1.BRIDGES]

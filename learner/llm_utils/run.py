@@ -1,8 +1,8 @@
 """The setup of every learner and the work around its algorithm: arguments, models, engine, files and logs.
 
-args = prepare(arguments.read(Args), check) flags of a resumed run, checks, processes, seeds, model's defaults
-envs = gym.make_vec(...)                    made by the learner itself
-run = make_run(args, envs, eval_envs)       policy, reference, critic, optimizer, engine, checkpoints, log
+    args = prepare(arguments.read(Args), check) flags of a resumed run, checks, processes, seeds, model's defaults
+    envs = gym.make_vec(...)                    made by the learner itself
+    run = make_run(args, envs, eval_envs)       policy, reference, critic, optimizer, engine, checkpoints, log
 """
 
 from __future__ import annotations
