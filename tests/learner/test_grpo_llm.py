@@ -298,10 +298,11 @@ def test_random_streams_have_nothing_in_common():
     from llm_utils.streams import Stream, episode_seed
 
     drawn = [np.random.default_rng([1, stream, 7]).random(4) for stream in Stream]
-    assert len({round(float(x), 9) for numbers in drawn for x in numbers}) == 16
+    assert len({round(float(x), 9) for numbers in drawn for x in numbers}) == 4 * len(Stream)
     others = [stream for stream in Stream if stream is not Stream.ENVIRONMENT]
     assert episode_seed(1, 7) not in [np.random.SeedSequence([1, tag, 7]).generate_state(1)[0] for tag in others]
-    assert {stream.name: stream.value for stream in Stream} == {"TASKS": 1, "SAMPLING": 2, "ORDER": 3, "ENVIRONMENT": 4}
+    values = {"TASKS": 1, "SAMPLING": 2, "ORDER": 3, "ENVIRONMENT": 4, "CANDIDATES": 5}
+    assert {stream.name: stream.value for stream in Stream} == values
     assert (episode_seed(1, 7), episode_seed(0, 0)) == (1355455352, 1874364848)  # as in runs on record
 
 
