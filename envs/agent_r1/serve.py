@@ -79,7 +79,9 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that accepts connections: clients that connect early wait. Raises SystemExit if there is none."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else a body waits 40 ms after its headers
+        return listener
     except (OSError, OverflowError) as error:
         remedy = "give an address of this machine, and a free port from 0 to 65535"
         raise SystemExit(f"--host {host} --port {port}: {error}; {remedy}") from None
