@@ -301,7 +301,7 @@ def test_random_streams_have_nothing_in_common():
     assert len({round(float(x), 9) for numbers in drawn for x in numbers}) == 4 * len(Stream)
     others = [stream for stream in Stream if stream is not Stream.ENVIRONMENT]
     assert episode_seed(1, 7) not in [np.random.SeedSequence([1, tag, 7]).generate_state(1)[0] for tag in others]
-    values = {"TASKS": 1, "SAMPLING": 2, "ORDER": 3, "ENVIRONMENT": 4, "REPLAY": 6}
+    values = {"TASKS": 1, "SAMPLING": 2, "ORDER": 3, "ENVIRONMENT": 4, "CANDIDATES": 5, "REPLAY": 6, "BRANCHES": 7}
     assert {stream.name: stream.value for stream in Stream} == values
     assert (episode_seed(1, 7), episode_seed(0, 0)) == (1355455352, 1874364848)  # as in runs on record
 
