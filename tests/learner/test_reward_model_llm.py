@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,6 +173,8 @@ def test_a_saved_model_gives_the_same_scores_and_fits_one_tokenizer(model, tmp_p
 def test_a_run_is_resumed_to_the_same_weights_and_a_learner_trains_against_it(
     learn, recorded, monkeypatch, policy_folder, capsys
 ):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     flags = [*FEW, "--data", recorded, "--model", policy_folder, "--tokenizer", "byte", "--checkpoint-every", 2]
     whole = learn("reward_model_llm", *flags, "--exp-name", "whole")
     shown = capsys.readouterr().out
@@ -180,6 +184,9 @@ def test_a_run_is_resumed_to_the_same_weights_and_a_learner_trains_against_it(
     assert summary["finished"] and summary["heldout"]["tasks"] == 8
     assert table["turns"]["auc"] == 1.0 and table["turns"]["equal_turns_pairs"] == 0  # only successes have three
     assert table["prompt alone"]["pairs_won"] is not None
+    logged = {*EventAccumulator(str(whole)).Reload().Tags()["scalars"]}
+    page = (Path(__file__).parents[2] / "docs" / "learners" / "reward_model_llm.md").read_text()
+    assert logged == {*re.findall(r"^\| `([a-z]+/[a-z_]+)` \|", page, re.MULTILINE)}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "Checkpointer", interrupted_after(2))
         with pytest.raises(SystemExit):
