@@ -302,7 +302,8 @@ if __name__ == "__main__":
             last = step == args.num_steps
             if step % 20 == 0 or last:
                 progress.show(f"loss {mean:.3f}")
-                logged = {"losses/loss": mean, "losses/grad_norm": norm, "charts/learning_rate": learning_rate * scale}
+                logged = {"losses/rm_loss": mean, "losses/grad_norm": norm}
+                logged["charts/learning_rate"] = learning_rate * scale
                 for name, value in logged.items():
                     writer.add_scalar(name, value, step)
             progress.update()

@@ -388,7 +388,8 @@ def test_every_metric_is_explained():
     metrics |= {f"losses/{key}" for key in re.findall(r'(?:figures|metrics)\["(\w+)"\]', source)}
     metrics |= {f"time/{key}" for key in re.findall(r'\.mark\("(\w+)"\)', source)}
     assert len(metrics) > 15
-    text = "".join((ROOT / "docs" / "learners" / f"{page}.md").read_text() for page in ("metrics", "sft_llm"))
+    pages = ("metrics", "sft_llm", "reward_model_llm")
+    text = "".join((ROOT / "docs" / "learners" / f"{page}.md").read_text() for page in pages)
     assert not [metric for metric in sorted(metrics) if f"`{metric}`" not in text]
 
 

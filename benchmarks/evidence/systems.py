@@ -5,6 +5,7 @@
     python benchmarks/evidence/systems.py --part turns  # advantages and ratios of turns, against tokens
     python benchmarks/evidence/systems.py --part hybrid  # a price for calls beyond the expert's
     python benchmarks/evidence/systems.py --part replay  # own successes are trained on again
+    python benchmarks/evidence/systems.py --part reward_model  # what a model of rewards learned, and its exploitation
 
 A part is a module of systems_parts with `run(force)`, or with `measure` and `FLAGS`. Each run takes one thread. It is
 recorded when it ends, and is not made again. After Ctrl-C the same command continues. Intervals are 95 %. Writes
@@ -20,9 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "common"), str(ROOT / "learner")]
 from evidence_parts import runs
 from machine import RESULTS, from_1, given_flags, record_results
-from systems_parts import arpo, decoding, hybrid, replay, turns
+from systems_parts import arpo, decoding, hybrid, replay, reward_model, turns
 
-PARTS = {"decoding": decoding, "arpo": arpo, "turns": turns, "hybrid": hybrid, "replay": replay}
+PARTS = {"decoding": decoding, "arpo": arpo, "turns": turns, "hybrid": hybrid, "replay": replay,
+         "reward_model": reward_model}  # fmt: skip
 
 
 def main() -> None:

@@ -269,11 +269,11 @@ def check_each(args: Any) -> None:
                 raise SystemExit(f"{flag(name)} {url}: this is not an address such as http://localhost:8000")
     if given.get("compile") and given.get("deterministic"):
         raise SystemExit("--deterministic is incompatible with --compile, which chooses kernels by their time")
-    check_template(args)
     if hasattr(args, "env_kwargs"):
         check_environment(args)
         check_splits(args)
     else:  # reward_model_llm.py makes no environment
+        check_template(args)
         environment_spec(args.env_id)
     check_switches(args)
     for name, model in TRAINED_BY.items():
@@ -329,6 +329,7 @@ def check_environment(args: Any) -> None:
     data_dir = args.data_dir or ""
     if data_dir and "://" not in data_dir and not os.path.exists(os.path.expanduser(data_dir)):
         raise SystemExit(printable(f"--data-dir {args.data_dir}: there is no such file or folder"))
+    check_template(args)
     given = {name for text in one_each("env_kwargs", args.env_kwargs, args) for name in json.loads(text)}
     if duplicates := [name for name in FLAGS_OF_THEIR_OWN if name in given]:
         raise SystemExit(f"--env-kwargs must not contain {duplicates[0]}; use {flag(duplicates[0])}")

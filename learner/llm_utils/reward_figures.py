@@ -123,19 +123,19 @@ def best_of(scores: dict[str, Array], rows: Sequence[Episode]) -> dict[str, floa
     return found | {"perfect": float(np.mean([success[at].any() for at in groups]))}
 
 
-def shown(figures: dict[str, Any]) -> str:
-    """Return the figures of `report` as a table for people."""
+def shown(held: dict[str, Any]) -> str:
+    """Return the held of `report` as a table for people."""
 
     def cell(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"
 
-    lines = [f"held out: {figures['episodes']} episodes of {figures['tasks']} tasks, success {figures['success']:.3f}"]
+    lines = [f"held out: {held['episodes']} episodes of {held['tasks']} tasks, success {held['success']:.3f}"]
     lines.append(f"{'score':25}{'AUC':>6}{'pairs of a task':>20}{'with equal turns':>20}")
-    for name, row in figures["scores"].items():
+    for name, row in held["scores"].items():
         won = f"{cell(row['pairs_won'])} of {row['pairs']}"
         equal = f"{cell(row['equal_turns_won'])} of {row['equal_turns_pairs']}"
         lines.append(f"{name:25}{cell(row['auc']):>6}{won:>20}{equal:>20}")
-    if best := figures["best_of"]:
+    if best := held["best_of"]:
         values = ", ".join(f"{name} {value:.3f}" for name, value in best.items() if name not in ("tasks", "n"))
         lines.append(f"best of {best['n']:g}: {values}")
     return "\n".join(lines)

@@ -99,7 +99,7 @@ def save_critic(critic: Critic, policy: Any, folder: Path, args: Any, tokenizer:
 
 
 def write_critic(critic: Critic, state: dict[str, torch.Tensor], folder: Path, facts: dict[str, Any]) -> None:
-    """Write a value model with the weights `state` to a folder of its own, with facts about it."""
+    """Write a value model with the weights `state` to `folder`, which has no other files, with facts about it."""
     folder.mkdir(exist_ok=True)
     critic.backbone.config.save_pretrained(folder)
     save_file({name: x.cpu().contiguous() for name, x in state.items()}, folder / WEIGHTS)
