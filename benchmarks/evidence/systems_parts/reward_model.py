@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from machine import RESULTS, record_results, require_quiet_machine
 from scores import environment
 from sweep import Job, finish, make_job
