@@ -311,7 +311,7 @@ class Branched(Entry):
         self.learner.compute_advantages(make_groups(rows, 3, 1.0), self.args)
         total = sum(e.lengths.sum() for e in episodes)
         for e, r in zip(episodes, rows, strict=True):
-            gradient = probability * r.advantages[e.starts].astype(float) @ e.scores
+            gradient = probability * r.advantages[[turn.start for turn in r.turns]].astype(float) @ e.scores
             found["sum"] += gradient / 3
             found["token"] += gradient * mean / total
             found["sequence"] += gradient * mean / (3 * e.lengths.sum())
