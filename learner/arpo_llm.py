@@ -1,9 +1,9 @@
 # docs and results: docs/learners/arpo_llm.md
 """ARPO (arXiv 2507.19849) for language models that call tools, in one file: GRPO whose episodes branch at tool results.
 
-The episodes of a group share a task. Some begin at the prompt, the others go on from a tool result of an episode of the
-group, more often where the policy's entropy rose. A turn's advantage is its return above that of the nearest episodes
-without the turn. The published forms of the advantage are biased; here they are flags.
+The episodes of a group share a task. Some begin at the prompt, the others continue from a tool result of an episode of
+the group, more often where the policy's entropy rose. A turn's advantage is its return above that of the nearest
+episodes without the turn. The published forms of the advantage are biased; here they are flags.
 
     python learner/arpo_llm.py                                            # shipped policy, generated world, laptop CPU
     python learner/arpo_llm.py --env-id AgentR1/CraftWorld-v0 --group-size 16 --initial-episodes 8

@@ -1,7 +1,7 @@
 """Episodes that branch (ARPO, arXiv 2507.19849): when they do, who follows, and what their turns are worth.
 
-A group of M episodes of one task begins with N roots. At a tool result an episode may branch: a second one goes on from
-the same state. So the group is a forest, and a turn before a branch belongs to several episodes.
+A group of M episodes of one task begins with N roots. At a tool result an episode may branch: a second one continues
+from the same state. So the group is a forest, and a turn before a branch belongs to several episodes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Branching:
         return begun
 
     def figures(self) -> tuple[float, dict[str, float]]:
-        """Return the deviation of the changes since the last call, in nats, and charts of them; begin anew.
+        """Return the deviation of the changes since the last call, in nats, and charts of them; begin again.
 
         The deviation is infinite without two different changes: then no change counts.
         """
