@@ -4,17 +4,7 @@ import json
 
 import pytest
 from systems_parts import hybrid as systems_hybrid
-from systems_parts.hybrid import RESULTS, against_free, beyond, run, table
-
-
-def test_the_recorded_table_is_that_of_the_recorded_rows(capsys, monkeypatch, tmp_path):
-    """And a complete record makes no run."""
-    record = json.loads((RESULTS / "systems_hybrid.json").read_text())
-    shown = table(record["results"])
-    assert (RESULTS / "systems_hybrid.md").read_text().endswith(f"\n\n{shown}\n")
-    monkeypatch.chdir(tmp_path)  # `run` changes the folder: it is put back
-    run()
-    assert capsys.readouterr().out.strip() == shown
+from systems_parts.hybrid import against_free, beyond
 
 
 def test_calls_are_counted_over_successes_and_compared_by_seed():
