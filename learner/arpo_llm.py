@@ -123,6 +123,10 @@ class Args(Common):
     reject_ratio: float = 0.0
     """with --old-logprobs trainer: drop episodes whose geometric mean of trainer / sampler is beyond this factor or its
     inverse (0: keep all)"""
+    replay_successes: float = 0.0
+    """share of an iteration's trained episodes that are stored successes of earlier ones (0: none)"""
+    drop_void_turns: bool = False
+    """leave episodes with a turn that has neither a call nor an answer out of the update (SimpleTIR)"""
     loss_mask: bool = True
     """train on sampled tokens only; --no-loss-mask also trains on the environment's (Agent-R1, table 4)"""
     advantage_mask: bool = True
@@ -135,10 +139,8 @@ def check(args: Args) -> None:
     arguments.check_groups(args)
     roots, size = args.initial_episodes, args.group_size
     if not 2 <= roots <= size:
-        raise SystemExit(
-            f"--initial-episodes {roots} must be between 2 and --group-size {size}: the baseline of an episode's first "
-            "turn is the return of another episode that began at the prompt"
-        )
+        why = "the baseline of a first turn is another episode's return"
+        raise SystemExit(f"--initial-episodes {roots} must be between 2 and --group-size {size}: {why}")
     if args.advantage == "tree" and args.scale_by == "group":
         raise SystemExit("--scale-by group needs --advantage soft or hard: the tree form would lose its direction")
     if args.loss_mask and not args.advantage_mask:
@@ -277,10 +279,8 @@ if __name__ == "__main__":
             eval_envs = gym.make_vec(spec, split=args.eval_split, **kwargs) if args.eval_episodes else None
     run = make_run(args, envs, eval_envs, entropies=True)
     count = args.episodes_per_iteration
-    branching = Branching(
-        args.group_size, args.initial_episodes, args.beam_size, args.branch_alpha, args.branch_beta,
-        args.entropy_window, math.log(run.vocab_size), args.seed,
-    )  # fmt: skip
+    branching = Branching(args.group_size, args.initial_episodes, args.beam_size, args.branch_alpha, args.branch_beta,
+                          args.entropy_window, math.log(run.vocab_size), args.seed)  # fmt: skip
     if run.sampler is not None:
         run.sampler.branching = branching
 
@@ -303,6 +303,7 @@ if __name__ == "__main__":
             run.mark("rollout")
 
             # log-probabilities and advantages
+            fresh, rows = rows, rows + run.replayed(rows)
             for row in rows:
                 row.train_mask = row.action_mask if args.loss_mask else row.after_prompt()
             if args.kl_coef > 0:
@@ -310,6 +311,8 @@ if __name__ == "__main__":
             if args.old_logprobs == "trainer" or not args.loss_mask:  # the sampler has none for tool results
                 run.score_policy(rows)
             compute_advantages(groups, args)
+            if args.drop_void_turns:
+                run.drop_void_turns(fresh)
             rejected = reject_far_rows(rows, args.reject_ratio) if args.reject_ratio else 0.0
             run.mark("score")
 
@@ -321,5 +324,5 @@ if __name__ == "__main__":
                 run.metrics.append(metrics)
             run.mark("train")
             scalars = {"charts/groups_with_signal": signal, "charts/rejected": rejected} | branches
-            run.end_iteration(iteration, rows, scalars | own_work(rows))
+            run.end_iteration(iteration, fresh, scalars | own_work(fresh))
         run.close()

@@ -345,7 +345,7 @@ def check_shaping(args: Any) -> None:
     if not shaping or not hasattr(args, "gamma"):  # an evaluation or supervised training discounts nothing
         return
     advantage = getattr(args, "advantage", "turns")
-    if advantage != "turns" and args.gamma != 1:
+    if advantage in ("tokens", "bilevel") and args.gamma != 1:
         remedy = "use --gamma 1 or --advantage turns"
         raise SystemExit(f"--gamma {args.gamma} discounts per token, but shaping is per turn: {remedy}")
     name = "gamma_turn" if advantage == "bilevel" else "gamma"
