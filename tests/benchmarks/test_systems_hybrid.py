@@ -1,9 +1,7 @@
 """The part of systems.py about prices of extra calls."""
 
-import json
-
 import pytest
-from systems_parts import hybrid as systems_hybrid
+from systems_parts import hybrid
 from systems_parts.hybrid import against_free, beyond
 
 
@@ -19,8 +17,7 @@ def test_calls_are_counted_over_successes_and_compared_by_seed():
         beyond(row(0.1, 1, 0) | {"success": [0, 0, 0]})
 
 
-def test_a_price_is_the_only_process_term(monkeypatch):
-    monkeypatch.chdir(systems_hybrid.ROOT)
-    words = systems_hybrid.job("grpo_llm.py", 0.02, 1).words
-    weights = json.loads(words[words.index("--env-kwargs") + 1])["process_reward"]
+def test_a_price_is_the_only_process_term():
+    weights = hybrid.kwargs_of(0.02)["process_reward"]
     assert {name: weight for name, weight in weights.items() if weight} == {"extra_call": -0.02}
+    assert hybrid.kwargs_of(0.0) == {"process_reward": False}

@@ -2,6 +2,7 @@
 
 import json
 
+from systems_parts import rows
 from systems_parts import turns as systems_turns
 
 
@@ -27,8 +28,9 @@ def test_recorded_rows_are_not_made_again(monkeypatch, tmp_path, capsys):
         made.append((world, arm, seed))
         return row(world, arm, seed, [0, 1], [0.5])
 
-    for name, value in {"measure": measure, "require_quiet_machine": lambda force: None, "RESULTS": tmp_path}.items():
-        monkeypatch.setattr(systems_turns, name, value)
+    monkeypatch.setattr(systems_turns, "measure", measure)
+    monkeypatch.setattr(rows, "require_quiet_machine", lambda force: None)
+    monkeypatch.setattr(rows, "RESULTS", tmp_path)
     monkeypatch.setattr("machine.RESULTS", tmp_path)
     recorded = [row("CraftWorld", arm, seed, [1, 1], [0.5]) for arm in systems_turns.ARMS for seed in (1, 2, 3)]
     (tmp_path / "systems_turns.json").write_text(json.dumps({"results": recorded}))
@@ -38,9 +40,3 @@ def test_recorded_rows_are_not_made_again(monkeypatch, tmp_path, capsys):
     assert "| ShopWorld | turns |" in capsys.readouterr().out
     systems_turns.run()
     assert len(made) == 6
-
-
-def test_arms_differ_in_two_flags_alone():
-    arms = [systems_turns.job("ppo_llm.py", "CraftWorld", arm, 1, *flags).args
-            for arm, flags in systems_turns.ARMS.items()]  # fmt: skip
-    assert {name for name in arms[0] if arms[0][name] != arms[1][name]} == {"advantage", "ratio", "exp_name"}

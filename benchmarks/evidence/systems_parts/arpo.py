@@ -7,23 +7,17 @@ run is not made again. `run` writes results/systems_arpo.json and .md after each
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from compare import read_curve
-from machine import RESULTS, record_results, require_quiet_machine
-from scores import cell, environment
-from sweep import Job, finish, make_job
+from scores import cell
 
 from llm_utils.records.intervals import difference, proportion
+from systems_parts.rows import EPISODES, TASKS, Row, complete, seconds, train_and_evaluate
 
-ROOT = Path(__file__).resolve().parents[3]
 FLAGS = ()
 NAME = "systems_arpo"
-COMMAND = "python benchmarks/evidence/systems.py --part arpo"
 ROWS = {
     "GRPO": ("grpo_llm.py", []),
     "ARPO": ("arpo_llm.py", []),
@@ -31,15 +25,7 @@ ROWS = {
     "ARPO, beta 0": ("arpo_llm.py", ["--branch-beta", 0]),
 }
 SEEDS = (1, 2, 3)
-EPISODES, TASKS = 2_560, 500  # of a training, and of an evaluation
 CHANCES = ("branch_probability", "branch_probability_min", "branch_probability_max")
-
-
-def job(script: str, label: str, seed: int, *flags: object) -> Job:
-    """Return a command in one thread."""
-    words = ["python", f"learner/{script}", *environment("AgentR1/CraftWorld-v0", {}), "--seed", seed]
-    words += ["--num-threads", 1, "--exp-name", f"{NAME}_{label}".replace(" ", "_").replace(",", ""), *flags]
-    return make_job([str(word) for word in words])
 
 
 def work(run: Path) -> dict[str, float]:
@@ -52,17 +38,13 @@ def work(run: Path) -> dict[str, float]:
         return {"turns": float(turns @ episodes), "tokens": float(tokens @ episodes)}
 
 
-def measure(row: str, seed: int) -> dict[str, Any]:
+def measure(row: str, seed: int) -> Row:
     """Train and evaluate one policy."""
-    script, more = ROWS[row]
-    flags = ["--total-episodes", EPISODES, "--eval-episodes", 0, "--save-model", *more]
-    (run,) = finish([job(script, row, seed, *flags)], 1)
-    flags = ["--model", run / "model", "--split", "test", "--episodes", TASKS, "--temperature", 1]
-    (played,) = finish([job("evaluate_llm.py", row, seed, *flags)], 1)
-    rows = [json.loads(line) for line in (played / "trajectories.jsonl").read_text().splitlines()]
-    rows.sort(key=lambda one: one["task_index"])
-    found = {"row": row, "seed": seed, "success": [int(one["stats"]["success"]) for one in rows], **work(run)}
-    found["seconds"] = json.loads((run / "summary.json").read_text())["train_seconds"]
+    script, flags = ROWS[row]
+    name = f"{NAME}_{row}".replace(" ", "_").replace(",", "")
+    run, episodes = train_and_evaluate(script, "AgentR1/CraftWorld-v0", {}, seed, name, *flags)
+    found = {"row": row, "seed": seed, "success": [int(one["stats"]["success"]) for one in episodes], **work(run)}
+    found["seconds"] = seconds(run)
     if script == "arpo_llm.py":
         found["branched"] = float(read_curve(run, "charts/branched")[1].mean())
         curves = [read_curve(run, f"charts/{name}")[1] for name in CHANCES]
@@ -70,7 +52,7 @@ def measure(row: str, seed: int) -> dict[str, Any]:
     return found
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(results: list[Row]) -> str:
     """Return the table of all recorded runs."""
     head = ["", "success", "minus GRPO", "turns", "sampled tokens", "training seconds", "branches",
             "P: mean, range"]  # fmt: skip
@@ -101,15 +83,5 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def run(force: bool = False) -> None:
-    """Make the runs that are not recorded, one after the other, and write the table. `force`: on a busy machine too."""
-    os.chdir(ROOT)
-    path = RESULTS / f"{NAME}.json"
-    results: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.is_file() else []
-    known = {(one["row"], one["seed"]) for one in results}
-    missing = [(row, seed) for seed in SEEDS for row in ROWS if (row, seed) not in known]
-    if missing:
-        require_quiet_machine(force)
-    for row, seed in missing:
-        results.append(measure(row, seed))
-        record_results(NAME, results, table(results), COMMAND, force, merged=True)
-    print(table(results))
+    """Make the missing runs and print the table. `force`: on a busy machine too."""
+    complete("arpo", ("row", "seed"), [(row, seed) for seed in SEEDS for row in ROWS], measure, table, force)

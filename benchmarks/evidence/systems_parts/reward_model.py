@@ -8,49 +8,37 @@ results/systems_reward_model.md after each part; a recorded part is not made aga
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from machine import RESULTS, record_results, require_quiet_machine
-from scores import environment
-from sweep import Job, finish, make_job
 
-ROOT = Path(__file__).resolve().parents[3]
+from systems_parts.rows import Row, complete, run_script
+
 FLAGS = ()
 NAME = "systems_reward_model"
-COMMAND = "python benchmarks/evidence/systems.py --part reward_model"
 KINDS = ("outcome", "pairs", "values")
+AGAINST, TRUE = "against the model", "true outcome"
 TASKS, SAMPLES = 400, 8  # recorded tasks, and episodes of each
 EPISODES, PER_ITERATION = 10_240, 256
 ENV_ID = "AgentR1/MultihopWorld-v0"
 
 
-def job(script: str, *flags: object, process_reward: bool = True) -> Job:
-    """Return a command in one thread."""
-    kwargs: dict[str, Any] = {} if process_reward else {"process_reward": False}
-    place = ["--env-id", ENV_ID] if script == "reward_model_llm.py" else environment(ENV_ID, kwargs)
-    words = ["python", f"learner/{script}", *place, "--seed", 1, "--num-threads", 1, *flags]
-    return make_job([str(word) for word in words])
-
-
-def train_model(kind: str) -> tuple[Path, dict[str, Any]]:
-    """Record episodes and train a reward model on them. Return its run, and its figures on held-out tasks."""
-    flags = ["--split", "train", "--episodes", TASKS, "--samples", SAMPLES, "--temperature", 1]
-    (played,) = finish([job("evaluate_llm.py", *flags, "--exp-name", NAME)], 1)
-    flags = ["--data", played / "trajectories.jsonl", "--kind", kind, "--exp-name", f"{NAME}_{kind}"]
-    (run,) = finish([job("reward_model_llm.py", *flags)], 1)
+def train_model(kind: str) -> tuple[Path, Row]:
+    """Record episodes and train a reward model on them. Return its run, and its summary."""
+    flags = ("--split", "train", "--episodes", TASKS, "--samples", SAMPLES, "--temperature", 1)
+    played = run_script("evaluate_llm.py", ENV_ID, {}, 1, NAME, *flags)
+    flags = ("--data", played / "trajectories.jsonl", "--kind", kind)
+    run = run_script("reward_model_llm.py", ENV_ID, {}, 1, f"{NAME}_{kind}", *flags)
     return run, json.loads((run / "summary.json").read_text())
 
 
 def train_policy(model: Path | None) -> list[dict[str, float]]:
     """Train GRPO on the outcome, or on a model's score instead. Return means over the episodes of each iteration."""
     flags = ["--total-episodes", EPISODES, "--episodes-per-iteration", PER_ITERATION, "--eval-episodes", 0]
-    flags += ["--log-trajectories", "all", "--exp-name", f"{NAME}_{'against' if model else 'true'}"]
-    flags += ["--reward-model", model] if model else []
-    (run,) = finish([job("grpo_llm.py", *flags, process_reward=False)], 1)
+    flags += ["--log-trajectories", "all", *(["--reward-model", model] if model else [])]
+    name = f"{NAME}_{'against' if model else 'true'}"
+    run = run_script("grpo_llm.py", ENV_ID, {"process_reward": False}, 1, name, *flags)
     stats: dict[int, list[dict[str, float]]] = defaultdict(list)
     with (run / "trajectories.jsonl").open() as file:
         for row in map(json.loads, file):
@@ -60,13 +48,21 @@ def train_policy(model: Path | None) -> list[dict[str, float]]:
             for i in sorted(stats)]  # fmt: skip
 
 
+def measure(kind: str) -> Row:
+    """Train a model of a kind, or a policy."""
+    if kind in KINDS:
+        _, summary = train_model(kind)
+        return {"kind": kind, "heldout": summary["heldout"], "seconds": summary["train_seconds"]}
+    return {"kind": kind, "curve": train_policy(train_model("outcome")[0] if kind == AGAINST else None)}
+
+
 def cell(value: float | None, pairs: int | None = None) -> str:
     """Return a figure for a table."""
     text = "" if value is None else f"{value:.3f}"
     return text if pairs is None else f"{text} of {pairs}"
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(results: list[Row]) -> str:
     """Return the tables of the recorded parts."""
     lines = ["| kind | score | AUC | pairs of one task | of these, equal turns |", "|---" * 5 + "|"]
     models = [row for row in results if "heldout" in row]
@@ -94,7 +90,7 @@ def table(results: list[dict[str, Any]]) -> str:
     if len(curves) == 2:
         lines.append("\n| iteration | model's score | true success | turns | success of GRPO on the true outcome | "
                      "its turns |\n" + "|---" * 6 + "|")  # fmt: skip
-        against, true = curves["against the model"], curves["true outcome"]
+        against, true = curves[AGAINST], curves[TRUE]
         for i in [0, *range(4, len(against), 5)]:
             one, other = against[i], true[i]
             lines.append(f"| {i + 1} | {one['model_score']:.3f} | {one['success']:.3f} | {one['turns']:.2f} | "
@@ -106,23 +102,5 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def run(force: bool = False) -> None:
-    """Make the parts that are not recorded, one after the other, and write the tables. `force`: on a busy machine
-    too."""
-    os.chdir(ROOT)
-    path = RESULTS / f"{NAME}.json"
-    results: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.is_file() else []
-    known = {row["kind"] for row in results}
-    if known < {*KINDS, "against the model", "true outcome"}:
-        require_quiet_machine(force)
-    for kind in KINDS:
-        if kind not in known:
-            _, summary = train_model(kind)
-            row = {"kind": kind, "heldout": summary["heldout"], "seconds": summary["train_seconds"]}
-            results.append(row)
-            record_results(NAME, results, table(results), COMMAND, force, merged=True)
-    for kind in ("against the model", "true outcome"):
-        if kind not in known:
-            model = train_model("outcome")[0] if kind == "against the model" else None  # a finished run is reused
-            results.append({"kind": kind, "curve": train_policy(model)})
-            record_results(NAME, results, table(results), COMMAND, force, merged=True)
-    print(table(results))
+    """Make the missing runs and print the tables. `force`: on a busy machine too."""
+    complete("reward_model", ("kind",), [(kind,) for kind in (*KINDS, AGAINST, TRUE)], measure, table, force)

@@ -7,55 +7,33 @@ An arm is a pair of flags: `--advantage tokens --ratio token`, or `--advantage t
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from compare import read_curve
-from machine import RESULTS, record_results, require_quiet_machine
-from scores import cell, environment
-from sweep import Job, finish, make_job
+from scores import cell
 
 from llm_utils.records.intervals import difference, proportion, student
+from systems_parts.rows import EPISODES, TASKS, Row, complete, seconds, train_and_evaluate
 
-ROOT = Path(__file__).resolve().parents[3]
 FLAGS = ()
 NAME = "systems_turns"
-COMMAND = "python benchmarks/evidence/systems.py --part turns"
 WORLDS = ("CraftWorld", "ShopWorld")
 ARMS = {
     "tokens": ["--advantage", "tokens", "--ratio", "token"],
     "turns": ["--advantage", "turns", "--ratio", "turn"],
 }
 SEEDS = (1, 2, 3)
-EPISODES, TASKS = 2_560, 500  # of a training, and of an evaluation
 
 
-def job(script: str, world: str, arm: str, seed: int, *flags: object) -> Job:
-    """Return a command in one thread."""
-    words = ["python", f"learner/{script}", *environment(f"AgentR1/{world}-v0", {}), "--seed", seed]
-    words += ["--num-threads", 1, "--exp-name", f"{NAME}_{arm}", *flags]
-    return make_job([str(word) for word in words])
-
-
-def measure(world: str, arm: str, seed: int) -> dict[str, Any]:
+def measure(world: str, arm: str, seed: int) -> Row:
     """Train and evaluate one policy. Return the success of each test task and of each training iteration."""
-    flags = ["--total-episodes", EPISODES, "--eval-episodes", 0, "--save-model", *ARMS[arm]]
-    (run,) = finish([job("ppo_llm.py", world, arm, seed, *flags)], 1)
-    flags = ["--model", run / "model", "--split", "test", "--episodes", TASKS, "--temperature", 1]
-    (played,) = finish([job("evaluate_llm.py", world, arm, seed, *flags)], 1)
-    rows = [json.loads(line) for line in (played / "trajectories.jsonl").read_text().splitlines()]
-    rows.sort(key=lambda row: row["task_index"])
+    run, episodes = train_and_evaluate("ppo_llm.py", f"AgentR1/{world}-v0", {}, seed, f"{NAME}_{arm}", *ARMS[arm])
     return {
-        "world": world, "arm": arm, "seed": seed, "success": [int(row["stats"]["success"]) for row in rows],
-        "in_training": np.round(read_curve(run, "charts/success")[1], 4).tolist(),
-        "seconds": json.loads((run / "summary.json").read_text())["train_seconds"],
+        "world": world, "arm": arm, "seed": seed, "success": [int(one["stats"]["success"]) for one in episodes],
+        "in_training": np.round(read_curve(run, "charts/success")[1], 4).tolist(), "seconds": seconds(run),
     }  # fmt: skip
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(results: list[Row]) -> str:
     """Return the table of all recorded runs. A difference is shown if both arms have the same seeds."""
     head = ["world", "arm", "success", "minus tokens", "success in training", "minus tokens", "training seconds"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -75,9 +53,9 @@ def table(results: list[dict[str, Any]]) -> str:
                     gains = training - np.array([np.mean(row["in_training"]) for row in tokens])
                     half = student(len(gains) - 1) * float(gains.std(ddof=1)) / len(gains) ** 0.5
                     less_training = cell(gains.mean(), gains.mean() - half, gains.mean() + half, sign="+")
-            seconds = f"{np.mean([row['seconds'] for row in group]):.0f}"
+            took = f"{np.mean([row['seconds'] for row in group]):.0f}"
             lines.append(f"| {world} | {arm} | {cell(*proportion(success))} | {less} | {training.mean():.3f} | "
-                         f"{less_training} | {seconds} |")  # fmt: skip
+                         f"{less_training} | {took} |")  # fmt: skip
     counts = {len([row for row in results if (row["world"], row["arm"]) == (world, arm)])
               for world in WORLDS for arm in ARMS}  # fmt: skip
     seeds = str(max(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
@@ -87,16 +65,6 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def run(force: bool = False) -> None:
-    """Make the runs that are not recorded, one after the other, and write the table. `force`: on a busy machine too."""
-    os.chdir(ROOT)
-    path = RESULTS / f"{NAME}.json"
-    results: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.is_file() else []
-    known = {(row["world"], row["arm"], row["seed"]) for row in results}
-    rows = [(world, arm, seed) for seed in SEEDS for world in WORLDS for arm in ARMS]
-    missing = [row for row in rows if row not in known]
-    if missing:
-        require_quiet_machine(force)
-    for row in missing:
-        results.append(measure(*row))
-        record_results(NAME, results, table(results), COMMAND, force, merged=True)
-    print(table(results))
+    """Make the missing runs and print the table. `force`: on a busy machine too."""
+    keys = [(world, arm, seed) for seed in SEEDS for world in WORLDS for arm in ARMS]
+    complete("turns", ("world", "arm", "seed"), keys, measure, table, force)
