@@ -23,8 +23,11 @@ ALL = {"exp-name", "model", "tokenizer", "chat-template", "env-id", "env-kwargs"
 FIXED = {  # what makes a run the one that its label says, so no further flag may change it
     "sft_flags": {*ALL, "data", "eval-data", "out"},
     "rl_flags": {*ALL, "seed", "save-model", "eval-split", "sample-by-pass-rate"},
-    "evaluate_flags": {*ALL, "seed", "mode", "episodes", "first-episode", "samples", "adapter", "api", "api-model"},
-}
+    "evaluate_flags": {
+        *ALL, "seed", "mode", "episodes", "first-episode", "samples", "adapter", "api", "api-model", "decode",
+        "candidates", "critic",
+    },
+}  # fmt: skip
 
 
 def flag_name(word: str) -> str:
