@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agent_r1.dialects import Call
+from agent_r1.dialects.json_reader import MAX_DEPTH, is_too_deep
 from agent_r1.episode import MAX_CALLS, Made, OpenTurn, PendingCall
 from agent_r1.remote import RemoteEnv
 from agent_r1.text.chat import Message, chat_messages
@@ -105,9 +106,9 @@ def _check_form(tools: str) -> None:
 def call_tool(env: ToolEnv, name: str, arguments: Any) -> ToolResult:
     """Make a call for an episode that the loop of another program plays; `score_messages` pays it.
 
-    Faults are retried. A call fails with a text that the policy can read if there is no such tool, if the task has
-    ended, or after `max_turns` * `MAX_CALLS` calls. Raises ToolFault for a fault that persists, and RuntimeError if the
-    episode has turns, or if the tools run elsewhere (`RemoteEnv`).
+    Faults are retried. A call fails with a text that the policy can read if there is no such tool, if its arguments are
+    nested deeper than 64, if the task has ended, or after `max_turns` * `MAX_CALLS` calls. Raises ToolFault for a fault
+    that persists, and RuntimeError if the episode has turns, or if the tools run elsewhere (`RemoteEnv`).
     """
     episode = env.episode
     if episode.over or episode.turns:
@@ -116,6 +117,8 @@ def call_tool(env: ToolEnv, name: str, arguments: Any) -> ToolResult:
         raise ToolFault(episode.fault)
     if _is_full(env):
         return ToolResult(TOO_MANY, ok=False)
+    if is_too_deep(arguments):  # malformed in `score_messages`, too
+        return ToolResult(f"Error: the arguments are nested deeper than {MAX_DEPTH}.", ok=False)
     if any(_ends(result) for _, _, result in episode.made):
         episode.made.append((name, arguments, ToolResult(ENDED, ok=False)))
         return episode.made[-1][2]

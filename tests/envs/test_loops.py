@@ -1,6 +1,7 @@
 """Episodes that the loop of another program plays: docs/chat_apis.md."""
 
 import json
+import pickle
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -242,6 +243,21 @@ def test_a_wrong_call_is_told_and_punished():
     _, info = score_messages(env, [turn, {"role": "assistant", "content": "<answer>0</answer>"}])
     assert env.episode.rewards[0]["process/failed_call"] == -0.1
     assert [made["ok"] for made in env.episode.tool_calls[0]] == [False, False]
+
+
+@pytest.mark.parametrize("depth", [100, 3_000])
+def test_arguments_nested_too_deeply_are_a_malformed_call(depth):
+    """The same call is malformed in `step_message`; the episode can be copied and pickled afterwards."""
+    env, nested = arithmetic(), []
+    for _ in range(depth):
+        nested = [nested]
+    assert "nested deeper than 64" in call_tool(env, "calculator", {"expression": nested}).content
+    pickle.dumps(env.get_state())
+    function = {"name": "calculator", "arguments": {"expression": nested}}
+    turn = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
+    score_messages(env, [turn, {"role": "assistant", "content": "<answer>0</answer>"}])
+    assert env.episode.rewards[0]["process/malformed_call"] == -0.1
+    pickle.dumps(env.get_state())
 
 
 def test_objects_of_langchain_are_read():

@@ -168,7 +168,7 @@ def test_missing_data_and_wrong_seeds_are_mistakes_of_the_client(client):
 def test_snapshots_are_bounded_and_a_session_loses_its_own(monkeypatch):
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOTS", 8)
     monkeypatch.setattr(snapshots, "MAX_BYTES", 40_000)
-    kept = snapshots.Snapshots()
+    kept = snapshots.Snapshots(lambda session: True)
     other = kept.keep("other", "kind", "a" * 5_000)
     mine = [kept.keep("greedy", "kind", "b" * 9_000) for _ in range(6)]
     assert kept.get("kind", other) == "a" * 5_000
@@ -181,6 +181,27 @@ def test_snapshots_are_bounded_and_a_session_loses_its_own(monkeypatch):
         assert error.value.status_code == status
     with pytest.raises(http_limits.HTTPException):
         kept.keep("greedy", "kind", "c" * 20_000)
+
+
+def test_closed_sessions_push_out_no_snapshot_of_an_open_one(client, monkeypatch):
+    monkeypatch.setattr(snapshots, "MAX_SNAPSHOTS", 4)
+
+    def snapshot(path):
+        return client.post(f"{path}/snapshot").json()["snapshot"]
+
+    def restored(name):
+        return client.post(f"{mine}/restore", json={"snapshot": name}).status_code
+
+    mine = open_session(client)
+    client.post(f"{mine}/reset", json={"task_index": 0})
+    held, theirs = [snapshot(mine) for _ in range(2)], []
+    for _ in range(6):
+        path = open_session(client)
+        client.post(f"{path}/reset", json={"task_index": 0})
+        theirs.append(snapshot(path))
+        client.delete(path)
+    assert [restored(name) for name in held] == [200, 200]
+    assert [restored(name) for name in theirs] == [410] * 4 + [200] * 2  # others may use them while there is room
 
 
 def test_a_body_is_held_until_it_is_used(monkeypatch):

@@ -9,7 +9,8 @@ from typing import Any
 
 from agent_r1.text.tokenizers import replace_surrogates
 
-_MAX_DEPTH = 64
+MAX_DEPTH = 64
+"""The deepest nesting of JSON that a policy may write."""
 
 
 class JSONError(ValueError):
@@ -46,7 +47,7 @@ def read_json(text: str, start: int | None = None, python_words: bool = True) ->
         if start is None and (rest := _space(text, end)) < len(text):
             raise json.JSONDecodeError("Extra data", text, rest)
     except RecursionError:
-        raise JSONError(f"nested deeper than {_MAX_DEPTH}", len(text)) from None
+        raise JSONError(f"nested deeper than {MAX_DEPTH}", len(text)) from None
     except json.JSONDecodeError as error:
         stopped = len(text) if error.msg.startswith("Unterminated string") else error.pos
         raise JSONError(f"{error.msg} at character {error.pos - (start or 0)}", stopped) from None
@@ -54,8 +55,8 @@ def read_json(text: str, start: int | None = None, python_words: bool = True) ->
         message = "an integer has too many digits" if "digits" in str(error) else str(error)
         raise JSONError(message, _end_of_shape(text, first)) from None
     source = text[first:end]
-    if source.count("[") + source.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
-        raise JSONError(f"nested deeper than {_MAX_DEPTH}", end)
+    if source.count("[") + source.count("{") > MAX_DEPTH and is_too_deep(value):
+        raise JSONError(f"nested deeper than {MAX_DEPTH}", end)
     if "\\u" in source and replace_surrogates(plain := json.dumps(value, ensure_ascii=False)) != plain:
         raise JSONError("half a surrogate pair (\\ud800 to \\udfff) is no character", end)
     return value if start is None else (value, end)
@@ -103,7 +104,7 @@ def _read_with_words(text: str, start: int, depth: int) -> tuple[Any, int]:
         return _WORDS[word[0]], word.end()
     if text[start : start + 1] not in ("{", "["):
         return _DECODER.raw_decode(text, start)
-    if depth > _MAX_DEPTH:
+    if depth > MAX_DEPTH:
         raise RecursionError
 
     def expect(mark: str, position: int) -> int:
@@ -141,14 +142,14 @@ def _end_of_shape(text: str, start: int) -> int:
         return len(text)
 
 
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
+def is_too_deep(value: Any) -> bool:
+    """Return True if lists and objects are nested deeper than `MAX_DEPTH`."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
         level = [
             item
             for node in level
             if isinstance(node, (dict, list))
             for item in (node.values() if isinstance(node, dict) else node)
         ]
-    return depth
+    return bool(level)

@@ -54,7 +54,8 @@ def create_app(
     Every id is made once, with these arguments. Raises ArgumentError if that fails, for an unknown id and for a
     tokenizer that cannot be loaded, and ImportError without an extra.
     """
-    sessions, snapshots = Sessions(env_ids, env_kwargs or {}, tokenizers, max_sessions, idle_seconds), Snapshots()
+    sessions = Sessions(env_ids, env_kwargs or {}, tokenizers, max_sessions, idle_seconds)
+    snapshots = Snapshots(lambda name: name in sessions.open)
     mounts: list[tuple[str, Any]] = []
     if openenv:
         from agent_r1.adapters.openenv import openenv_app

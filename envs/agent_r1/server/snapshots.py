@@ -6,6 +6,7 @@ import pickle
 import secrets
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import HTTPException
@@ -19,11 +20,16 @@ MAX_BYTES = 256 * 1024 * 1024
 class Snapshots:
     """Pickled states within `MAX_SNAPSHOTS` and `MAX_BYTES`. Threads may share the object.
 
-    For a new one, the session that uses the most room loses the snapshot that was not used for the longest time. So
-    one session cannot push out those of all others.
+    For a new one, those of closed sessions are dropped first. Then the session that uses the most room loses one. In
+    both cases it is the one that was not used for the longest time. So no client pushes out the snapshots of other open
+    sessions, with one session or with many that it closes.
+
+    Args:
+        is_open: returns True for the name of an open session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_open: Callable[[str], bool]) -> None:
+        self._is_open = is_open
         self._kept: OrderedDict[str, tuple[str, Any, bytes]] = OrderedDict()  # session, kind, state
         self._size = 0
         self._lock = threading.Lock()
@@ -53,9 +59,11 @@ class Snapshots:
         return pickle.loads(data)  # which this process wrote
 
     def _drop(self) -> None:
-        sizes: Counter[str] = Counter()
-        for session, _, data in self._kept.values():
-            sizes[session] += max(len(data), MAX_BYTES // MAX_SNAPSHOTS)  # small ones use up the number
-        ((greedy, _),) = sizes.most_common(1)
-        oldest = next(name for name, (session, _, _) in self._kept.items() if session == greedy)
-        self._size -= len(self._kept.pop(oldest)[2])
+        droppable = [name for name, (session, _, _) in self._kept.items() if not self._is_open(session)]
+        if not droppable:
+            sizes: Counter[str] = Counter()
+            for session, _, data in self._kept.values():
+                sizes[session] += max(len(data), MAX_BYTES // MAX_SNAPSHOTS)  # small ones use up the number
+            ((greedy, _),) = sizes.most_common(1)
+            droppable = [name for name, (session, _, _) in self._kept.items() if session == greedy]
+        self._size -= len(self._kept.pop(droppable[0])[2])
