@@ -173,7 +173,7 @@ def test_rounded_weights_have_the_key_of_what_they_were_rounded_from(tmp_path):
 def write_evaluation(folder, rows):
     folder.mkdir()
     (folder / "evaluation.json").write_text('{"seconds": 1.0, "args": {"decode": "plain"}}')
-    stats = {"turns": 2, "tool_calls": 1, "tool_errors": 1}
+    stats = {"turns": 2, "tool_calls": 1, "tool_errors": 1, "sampled_tokens": 8}
     full = [{"task_index": index, "fault": fault, "stats": stats | {"success": ok, "return": ok}}
             for index, ok, fault in rows]  # fmt: skip
     (folder / "trajectories.jsonl").write_text("".join(json.dumps(row) + "\n" for row in full))

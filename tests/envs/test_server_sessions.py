@@ -113,6 +113,22 @@ def test_a_request_that_failed_is_not_acted_on_again(client):
     assert answers[0].json() == answers[1].json()
 
 
+def test_a_turn_that_takes_long_to_encode_is_rejected(client):
+    path = open_session(client)
+    client.post(f"{path}/reset", json={"task_index": 0})
+    step = lambda **body: client.post(f"{path}/step", json=body)  # noqa: E731
+    calls = [{"function": {"name": "search", "arguments": {}}}] * 5_000
+    long = {"role": "assistant", "content": "x" * 300_000}
+    for body, words in [
+        ({"text": "x" * 300_000}, "characters"), ({"message": long}, "characters"),
+        ({"message": {"role": "assistant", "tool_calls": [{}] * 50_000}}, "objects; send fewer calls"),
+        ({"message": {"role": "assistant", "tool_calls": calls[:600]}}, "objects; send fewer calls"),
+    ]:  # fmt: skip
+        answer = step(**body)
+        assert answer.status_code == 422 and words in answer.text
+    assert step(message={"role": "assistant", "tool_calls": calls[:8]}).status_code == 200
+
+
 @pytest.mark.parametrize("index", ERRORS)
 def test_any_exception_of_an_environment_is_answered(client, index):
     path = open_session(client)

@@ -12,6 +12,11 @@ from agent_r1.loops import new_messages
 from agent_r1.text.chat import action_span
 from agent_r1.tool_env import ToolEnv
 
+MAX_CHARACTERS = 262_144
+"""The length of a text, and of a message as JSON. Longer ones fit into no turn."""
+MAX_OBJECTS = 1024
+"""The number of JSON objects in a message: its calls, parts and arguments."""
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -116,7 +121,23 @@ def reset(env: ToolEnv, asked: Reset) -> dict[str, Any]:
     }
 
 
+def check_size(asked: Step) -> None:
+    """Raise ValueError for a turn whose encoding would take long. Tokens are bounded by the request."""
+    length = len(asked.text or "") if asked.message is None else len(json.dumps(asked.message))
+    if length > MAX_CHARACTERS:
+        raise ValueError(f"the turn has {length} characters, and the server reads {MAX_CHARACTERS}; send less")
+    waiting, objects = [asked.message], 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            objects += 1
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if objects > MAX_OBJECTS:
+        raise ValueError(f"the message has {objects} objects, and the server reads {MAX_OBJECTS}; send fewer calls")
+
+
 def step(env: ToolEnv, asked: Step) -> dict[str, Any]:
+    check_size(asked)
     span = action_span(env, text=asked.text, message=asked.message, tokens=asked.tokens)
     start, messages = env.episode.length, len(env.episode.messages)
     state, reward, terminated, truncated, info = env.step(span)
