@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
@@ -121,6 +123,44 @@ def _close(clients: dict[int, Any]) -> Future[None] | None:
     """Begin to close this process's connections, if it has any."""
     client = clients.pop(os.getpid(), None)
     return None if client is None else asyncio.run_coroutine_threadsafe(client.aclose(), event_loop("exchange"))
+
+
+def send_at_exit(method: str, requests: Iterable[tuple[str, Mapping[str, str]]], seconds: float) -> None:
+    """Send requests at the end of a program, where Python starts no thread any more. Nothing is raised.
+
+    They are sent at the same time. Of an answer, the status and the headers are read.
+
+    Args:
+        requests: an address and its headers for each of them.
+        seconds: what all of them together may take.
+    """
+    import httpx
+
+    async def send_all() -> None:
+        async with asyncio.timeout(seconds), httpx.AsyncClient(timeout=seconds, trust_env=False) as client:
+
+            async def send(url: str, headers: Mapping[str, str]) -> None:
+                with suppress(httpx.HTTPError, OSError, UnicodeError):
+                    async with client.stream(method, url, headers=headers):
+                        pass  # closing the connection drops the body
+
+            await asyncio.gather(*(send(*request) for request in requests))
+
+    with suppress(TimeoutError), asyncio.Runner(loop_factory=lambda: _LoopWithoutThreads(seconds)) as runner:
+        runner.run(send_all())
+
+
+class _LoopWithoutThreads(asyncio.SelectorEventLoop):
+    """An event loop that looks up the names of hosts itself, for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._end = self.time() + seconds
+
+    async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+        if self.time() > self._end:  # a look-up blocks the loop, and its timeouts
+            raise TimeoutError
+        return socket.getaddrinfo(*args, **kwargs)
 
 
 def is_address(url: str) -> bool:
