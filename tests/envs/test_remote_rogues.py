@@ -9,6 +9,8 @@ import pytest
 from hostile_server import DRIPS, answer, drip, talking
 
 from agent_r1 import remote
+from agent_r1.remote import ANSWER_BYTES
+from agent_r1_tools import exchange
 
 
 @pytest.mark.parametrize("what", [*DRIPS, "nothing"])
@@ -46,3 +48,15 @@ def test_the_end_of_a_program_reads_no_long_answer(monkeypatch):
         remote._leave_all()
         time.sleep(0.1)
         assert sum(sent) < 20 * 10**6  # the buffers of both sockets
+
+
+def test_many_chunks_are_given_up():
+    chunks = b"1\r\n \r\n" * 10_000
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client = exchange.Exchange(30.0)
+    with talking(lambda send: [send(head), *(send(chunks) for _ in range(40))]) as url:
+        began = time.process_time()
+        with pytest.raises(exchange.ExchangeError, match=r"^the answer has 65537 bytes in more than 65536 chunks$"):
+            client.post(url, b"{}", ANSWER_BYTES)
+        assert time.process_time() - began < 5  # the whole answer costs six times as much
+    client.close()

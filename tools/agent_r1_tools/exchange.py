@@ -25,6 +25,10 @@ ERROR_BYTES = 32_000
 """The most that is read of an answer that is an error, or is encoded."""
 
 
+MAX_CHUNKS = 65_536
+"""The most pieces of an answer: each costs time, however small it is. 64 MiB in TCP packets have 46,000."""
+
+
 class ExchangeError(ConnectionError):
     """A request that got no answer."""
 
@@ -77,6 +81,8 @@ class Exchange:
             return future.result()
         except TimeoutError:
             raise ExchangeError(f"ReadTimeout: no whole answer within {seconds or self._seconds:g} seconds") from None
+        except ExchangeError:
+            raise
         except (self._httpx.HTTPError, OSError, UnicodeError) as error:  # the last: a name that DNS cannot have
             raise ExchangeError(f"{type(error).__name__} {error}".strip()) from error
         finally:
@@ -95,11 +101,14 @@ class Exchange:
             coding = response.headers.get("Content-Encoding", "identity").lower()
             if not 200 <= response.status_code < 300 or coding != "identity":
                 most = min(most, ERROR_BYTES)
-            data = bytearray()
+            data, chunks = bytearray(), 0
             async for chunk in response.aiter_raw():
                 data += chunk
+                chunks += 1
                 if len(data) > most:
                     break
+                if chunks > MAX_CHUNKS:
+                    raise ExchangeError(f"the answer has {len(data)} bytes in more than {MAX_CHUNKS} chunks")
             return response.status_code, coding, bytes(data)
 
     def _client(self) -> Any:
