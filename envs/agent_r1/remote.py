@@ -366,16 +366,10 @@ def _leave(exchange: Exchange, address: str, pid: int) -> Future[Any] | None:
 def _leave_all() -> None:
     """Close the sessions of environments that are still open when the program ends, where no thread can be started."""
     mine = [(address, headers) for address, (pid, headers) in list(_open_sessions.items()) if pid == os.getpid()]
-    if not mine:
-        return
-    import httpx
+    if mine:
+        from agent_r1_tools.exchange import send_at_exit
 
-    end = time.monotonic() + LEAVE_SECONDS
-    with httpx.Client(timeout=1.0, trust_env=False) as client:
-        for address, headers in mine:
-            if time.monotonic() < end:
-                with suppress(httpx.HTTPError, OSError):
-                    client.delete(address, headers=headers)
+        send_at_exit("DELETE", mine, LEAVE_SECONDS)
 
 
 def server_task_counts(

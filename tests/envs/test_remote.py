@@ -336,8 +336,13 @@ def test_an_error_of_the_environment_there_is_raised_here(status, kind, rogue):
 
 
 def test_odd_answers_of_a_reset_are_a_fault_and_another_server_comes_next(rogue, server):
-    odd = always(whole(b'{"tokens": [1]}'))
-    rogue.spoil = lambda method, path, answer, send: path.endswith("/reset") and (odd(answer, send) or True)
+    odd = {"/reset": whole(b'{"tokens": [1]}'), "/health": whole(b'{"sessions": 0, "max_sessions": 999}')}  # the freest
+
+    def spoil(method, path, answer, send):
+        end = path[path.rindex("/") :]
+        return end in odd and (send(odd[end]) or True)
+
+    rogue.spoil = spoil
     env = gym.make("AgentR1/Remote-v0", url=rogue.url, env_id=WORLDS[0], fault_deadline=0).unwrapped
     with pytest.raises(ToolFault, match="it has no info"):
         env.reset(seed=0)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +23,10 @@ Answer = tuple[int, str, bytes]
 """The status, the content's coding ("identity": none), and the content, of which there may be more."""
 ERROR_BYTES = 32_000
 """The most that is read of an answer that is an error, or is encoded."""
+
+
+MAX_CHUNKS = 65_536
+"""The most pieces of an answer: each costs time, however small it is. 64 MiB in TCP packets have 46,000."""
 
 
 class ExchangeError(ConnectionError):
@@ -75,6 +81,8 @@ class Exchange:
             return future.result()
         except TimeoutError:
             raise ExchangeError(f"ReadTimeout: no whole answer within {seconds or self._seconds:g} seconds") from None
+        except ExchangeError:
+            raise
         except (self._httpx.HTTPError, OSError, UnicodeError) as error:  # the last: a name that DNS cannot have
             raise ExchangeError(f"{type(error).__name__} {error}".strip()) from error
         finally:
@@ -93,11 +101,14 @@ class Exchange:
             coding = response.headers.get("Content-Encoding", "identity").lower()
             if not 200 <= response.status_code < 300 or coding != "identity":
                 most = min(most, ERROR_BYTES)
-            data = bytearray()
+            data, chunks = bytearray(), 0
             async for chunk in response.aiter_raw():
                 data += chunk
+                chunks += 1
                 if len(data) > most:
                     break
+                if chunks > MAX_CHUNKS:
+                    raise ExchangeError(f"the answer has {len(data)} bytes in more than {MAX_CHUNKS} chunks")
             return response.status_code, coding, bytes(data)
 
     def _client(self) -> Any:
@@ -121,6 +132,44 @@ def _close(clients: dict[int, Any]) -> Future[None] | None:
     """Begin to close this process's connections, if it has any."""
     client = clients.pop(os.getpid(), None)
     return None if client is None else asyncio.run_coroutine_threadsafe(client.aclose(), event_loop("exchange"))
+
+
+def send_at_exit(method: str, requests: Iterable[tuple[str, Mapping[str, str]]], seconds: float) -> None:
+    """Send requests at the end of a program, where Python starts no thread any more. Nothing is raised.
+
+    They are sent at the same time. Of an answer, the status and the headers are read.
+
+    Args:
+        requests: an address and its headers for each of them.
+        seconds: what all of them together may take.
+    """
+    import httpx
+
+    async def send_all() -> None:
+        async with asyncio.timeout(seconds), httpx.AsyncClient(timeout=seconds, trust_env=False) as client:
+
+            async def send(url: str, headers: Mapping[str, str]) -> None:
+                with suppress(httpx.HTTPError, OSError, UnicodeError):
+                    async with client.stream(method, url, headers=headers):
+                        pass  # closing the connection drops the body
+
+            await asyncio.gather(*(send(*request) for request in requests))
+
+    with suppress(TimeoutError), asyncio.Runner(loop_factory=lambda: _LoopWithoutThreads(seconds)) as runner:
+        runner.run(send_all())
+
+
+class _LoopWithoutThreads(asyncio.SelectorEventLoop):
+    """An event loop that looks up the names of hosts itself, for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._end = self.time() + seconds
+
+    async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+        if self.time() > self._end:  # a look-up blocks the loop, and its timeouts
+            raise TimeoutError
+        return socket.getaddrinfo(*args, **kwargs)
 
 
 def is_address(url: str) -> bool:
