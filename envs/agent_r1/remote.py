@@ -28,10 +28,20 @@ from agent_r1.arguments import ArgumentError
 from agent_r1.dialects import Call
 from agent_r1.episode import Episode, OpenTurn, PendingCall, Task, Tokens
 from agent_r1.faults import fault_line
-from agent_r1.remote_answers import FORMS, check_prompt, check_turn, problem_of, read_json
+from agent_r1.remote_answers import (
+    ANSWER_BYTES,
+    FORMS,
+    check_prompt,
+    check_session,
+    check_turn,
+    problem_of,
+    read_json,
+    size_problem,
+)  # fmt: skip
 from agent_r1.text.tokenizers import fingerprint, load_tokenizer
 from agent_r1.tool_env import Step, ToolEnv
 from agent_r1_tools import Tool, ToolFault, ToolResult
+from agent_r1_tools.text import clean_text, printable
 
 if TYPE_CHECKING:
     from agent_r1_tools.exchange import Exchange
@@ -39,11 +49,11 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "AGENT_R1_SERVER_TOKEN"
 CHOSEN = ("max_turns", "max_context_tokens", "max_action_tokens", "unfinished_reward")
 """The arguments whose values the server tells, defaults included."""
-ANSWER_BYTES = 16 << 20
-"""The longest answer that is read: 262,144 tokens and their text take less."""
 LEAVE_SECONDS = 5.0
 """The time for closing a session, and at the end of the program for closing all."""
 OTHER = "the server's answer cannot be used"
+DETAIL_CHARS = 2000
+"""The most that is quoted of a server's explanation, as much as our servers write."""
 GONE = "the server has no such session any more: it was restarted, or the session was idle for too long"
 
 
@@ -305,12 +315,16 @@ class RemoteEnv(ToolEnv):
         _open_sessions[address] = pid, self._exchange.headers
         self._leave = leave = weakref.finalize(self, _leave, self._exchange, address, pid)
         leave.atexit = False  # see `_leave_all`
-        before = self._about or about
-        if any(about.get(name) != before[name] for name in before.keys() - {"session", "schemas"}):
-            self._leave_session()
-            return f"it has another {self.env_id} than the server before; start both alike"
-        self._about = about
-        return None
+        problem, before = check_session(about), self._about or about
+        if problem is not None:
+            problem = f"{OTHER}: {problem}"
+        elif any(about.get(name) != before[name] for name in before.keys() - {"session", "schemas"}):
+            problem = f"it has another {self.env_id} than the server before; start both alike"
+        else:
+            self._about = about
+            return None
+        self._leave_session()
+        return problem
 
     def _leave_session(self) -> Future[Any] | None:
         """Begin to close the session, if there is one."""
@@ -432,11 +446,11 @@ def _request(
     try:
         status, coding, content = exchange.send(method, url, sent, ANSWER_BYTES, seconds)
     except ExchangeError as error:
-        raise Unreachable(str(error)) from None
+        raise Unreachable(_quoted(str(error))) from None
     if coding != "identity":
         raise Unreachable(f"{OTHER}: it is encoded as {coding!r:.40}, which nobody asked for")
-    if len(content) > ANSWER_BYTES:
-        raise Unreachable(f"{OTHER}: it has more than {ANSWER_BYTES} bytes", ran=True)
+    if (problem := size_problem(content)) is not None:
+        raise Unreachable(f"{OTHER}: {problem}", ran=True)
     answer = read_json(content)
     if 200 <= status < 300:
         if answer is None:
@@ -446,11 +460,16 @@ def _request(
         return dict(answer)
     detail = answer.get("detail") if isinstance(answer, dict) else None
     if isinstance(detail, str):
-        _raise_detail(status, detail, "/sessions/" in url)
+        _raise_detail(status, _quoted(detail), "/sessions/" in url)
     if status == 503 and isinstance(detail, dict) and isinstance(detail.get("fault"), str):
-        raise ToolFault(detail["fault"], ran=True)  # the server has tried again for long enough
+        raise ToolFault(_quoted(detail["fault"]), ran=True)  # the server has tried again for long enough
     said = detail if isinstance(detail, str) else content[:200].decode(errors="replace")
-    raise Unreachable(f"status {status}: {said}")
+    raise Unreachable(f"status {status}: {_quoted(said)}")
+
+
+def _quoted(text: str) -> str:
+    """Return the printable beginning of a text."""
+    return clean_text(printable(text), DETAIL_CHARS)
 
 
 def _raise_detail(status: int, detail: str, of_session: bool) -> None:

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from agent_r1.dialects import DIALECTS
+from agent_r1.text.tokenizers import replace_surrogates
+
+ANSWER_BYTES = 16 << 20
+"""The longest answer that is read: 262,144 tokens and their text take less."""
+MAX_REWARD = 1e6
+"""The largest reward, term and metric: sums over a batch must not overflow. Servers accept no larger ones either."""
+MAX_INT = 2**31 - 1
+"""The largest integer. It is the number of tasks of an environment without end."""
+MAX_MARKS = 2**21
+"""The most commas and opening brackets: eight for each of 262,144 tokens. Each may cost 100 bytes when it is read."""
 
 Form = Mapping[str, Callable[[Any], bool]]
 """The entries that an answer must have, each with its check. An answer may have others."""
@@ -23,15 +34,30 @@ def problem_of(answer: Any, form: Form) -> str | None:
     return None
 
 
+def size_problem(content: bytes) -> str | None:
+    """Return why an answer is too large to be read, or None."""
+    if len(content) > ANSWER_BYTES:
+        return f"it has more than {ANSWER_BYTES} bytes"
+    if sum(map(content.count, (b",", b"[", b"{"))) > MAX_MARKS:
+        return f"it has more than {MAX_MARKS} commas and brackets"
+    return None
+
+
 def read_json(content: bytes) -> Any:
-    """Return the value of a JSON text, or None for anything else."""
+    """Return the value of a JSON text, or None for anything else. Lone surrogates become U+FFFD."""
     try:
-        return json.loads(content)
+        text = content.decode()  # a surrogate that is not escaped is an error
+        value = json.loads(text)
+        if "\\u" in text:
+            plain = json.dumps(value, ensure_ascii=False)
+            if (clean := replace_surrogates(plain)) != plain:
+                return json.loads(clean)
+        return value
     except (ValueError, RecursionError):  # the second: nested too deeply
         return None
 
 
-def are_tokens(value: Any, vocab_size: float = math.inf, most: float = math.inf) -> bool:
+def are_tokens(value: Any, vocab_size: int = MAX_INT, most: int = MAX_INT) -> bool:
     """Return whether a value is a list of at most `most` token ids below `vocab_size`."""
     if not isinstance(value, list) or len(value) > most or not set(map(type, value)) <= {int}:
         return False
@@ -39,15 +65,12 @@ def are_tokens(value: Any, vocab_size: float = math.inf, most: float = math.inf)
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    try:
-        return type(value) in (int, float) and math.isfinite(value)
-    except OverflowError:  # an int that no float can be
-        return False
+    """Return whether a value is a number from -MAX_REWARD to MAX_REWARD."""
+    return type(value) in (int, float) and -MAX_REWARD <= value <= MAX_REWARD  # NaN is not
 
 
 def _is_int(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+    return type(value) is int and least <= value <= MAX_INT
 
 
 def _is_bound(value: Any) -> bool:
@@ -103,7 +126,7 @@ END: Form = {"is_success": _is_bool, "answer": _or_none(_is_text), "metrics": _d
 
 FORMS: Mapping[str, Form] = {
     "health": {"sessions": _is_int, "max_sessions": _is_int},
-    "splits": {"splits": _dict_of(_is_bound)},
+    "splits": {"splits": lambda value: value != {} and _dict_of(_is_bound)(value)},
     "sessions": {
         "session": _is_name, "num_tasks": _is_bound, "splits": _dict_of(_is_text), "split": _is_text,
         "dialect": _is_text, "schemas": _list_of(_is_schema), "max_turns": _is_bound, "max_context_tokens": _is_bound,
@@ -123,6 +146,19 @@ FORMS: Mapping[str, Form] = {
     "closed": {},
 }  # fmt: skip
 """The form of each route's answer."""
+
+
+def check_session(about: Mapping[str, Any]) -> str | None:
+    """Return why the answer to a new session cannot be used here, or None.
+
+    Args:
+        about: an answer of the form "sessions".
+    """
+    if about["split"] not in about["splits"]:
+        return f"its split {about['split']!r:.100} is not among its splits"
+    if about["dialect"] not in DIALECTS:
+        return f"its dialect {about['dialect']!r:.100} is unknown here"
+    return None
 
 
 def check_prompt(begun: Mapping[str, Any], vocab_size: int, most: int, span: int) -> str | None:
