@@ -35,7 +35,7 @@ from llm_utils.reward_model import (
     RewardModelFacts,
     View,
     forward,
-    logits,
+    last_logits,
     packs,
     read_episodes,
     save_reward_model,
@@ -270,7 +270,7 @@ if __name__ == "__main__":
 
     def evaluate() -> None:
         """Measure loss and AUC on held-out tasks."""
-        scores = np.array([x[-1] for x in logits(critic, [views(row, args.kind) for row in heldout])])
+        scores = last_logits(critic, heldout, args.kind)
         successes = np.array([row.is_success for row in heldout])
         figures = {"eval/loss": loss(critic, check_units, args), "eval/auc": auc(scores, successes)}
         for name, value in figures.items():
@@ -314,7 +314,7 @@ if __name__ == "__main__":
                 saver.save()
         center = 0.0
         if args.kind == "pairs":
-            center = float(np.mean([x[-1] for x in logits(critic, [views(row, args.kind) for row in train])]))
+            center = float(last_logits(critic, train, args.kind).mean())
         facts = RewardModelFacts(
             kind=args.kind, center=center, env_id=args.env_id, tokenizer=fingerprint(tokenizer),
             vocab_size=len(tokenizer), dtype=str(critic.backbone.dtype).removeprefix("torch."),

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import resource
 import shlex
 import subprocess
@@ -115,6 +116,13 @@ def require_quiet_machine(force: bool = False) -> None:
         print(f"warning: {message}", file=sys.stderr)
 
 
+_NUMBERS = re.compile(r"\[\n\s+([^][{}\"]*?)\n\s*\]")  # a list without texts, lists and objects, as `indent` writes it
+
+
+def _in_one_line(match: re.Match[str]) -> str:
+    return f"[{' '.join(match[1].split())}]"
+
+
 def record_results(
     name: str, results: Any, table: str, command: str, forced: bool = False, merged: bool = False
 ) -> str:
@@ -129,7 +137,7 @@ def record_results(
         print(f"{path.name} has rows that this command leaves out; delete it to replace it. Recorded as {name}_part")
         name = f"{name}_part"
     record = {"command": command, "machine": describe_machine(), "forced": forced, "results": results}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (RESULTS / f"{name}.json").write_text(_NUMBERS.sub(_in_one_line, json.dumps(record, indent=2)) + "\n")
     (RESULTS / f"{name}.md").write_text(f"`{command}` on {where(record['machine'])}:\n\n{table}\n")
     return name
 

@@ -12,7 +12,7 @@ from agent_r1.text.tokenizers import replace_surrogates
 ANSWER_BYTES = 16 << 20
 """The longest answer that is read: 262,144 tokens and their text take less."""
 MAX_REWARD = 1e6
-"""The largest reward, term and metric: sums over a batch must not overflow. Servers accept no larger ones either."""
+"""The largest reward, term and metric: sums over a batch must not overflow. Servers let a client set no larger one."""
 MAX_INT = 2**31 - 1
 """The largest integer. It is the number of tasks of an environment without end."""
 MAX_MARKS = 2**21

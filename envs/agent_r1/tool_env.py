@@ -25,15 +25,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from agent_r1.arguments import (
-    ArgumentError,
-    check_class,
-    check_constructor,
-    duration,
-    finite,
-    integer,
-    read_tools,
-)
+from agent_r1.arguments import ArgumentError, check_class, check_constructor, duration, finite, integer, read_tools
 from agent_r1.dialects import Call, Dialect, get_dialect
 from agent_r1.episode import MAX_CALLS, End, Episode, OpenTurn, Outcome, PendingCall, Task, Tokens, UserTurn
 from agent_r1.experts import expert_calls, require_expert

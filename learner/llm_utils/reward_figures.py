@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_utils.reward_model import Episode, View, logits, views
+from llm_utils.reward_model import Episode, View, last_logits, logits
 from llm_utils.value_model import Critic
 
 Array = np.ndarray
@@ -77,20 +77,18 @@ def report(
     the success of the episode that has the best score of its task.
     """
 
-    def model_scores(rows: Sequence[Episode]) -> Array:
-        return np.array([x[-1] for x in logits(critic, [views(row, kind) for row in rows])])
-
     def by_length(length: Callable[[Episode], int]) -> Array:
         known = auc(np.array([length(row) for row in train]), np.array([row.is_success for row in train]))
         return np.array([length(row) for row in rows]) * (1.0 if known >= 0.5 else -1.0)
 
     prompts = [[View(row.tokens[: row.spans[0][0]], np.array([row.spans[0][0] - 1]))] for row in rows]
     foreign = swapped(rows, seed)
+    own, copies = [row for row, _ in foreign], [copy for _, copy in foreign]
     lines = {
-        "model": (model_scores(rows), rows),
+        "model": (last_logits(critic, rows, kind), rows),
         "turns": (by_length(lambda row: len(row.spans)), rows),
         "tokens": (by_length(lambda row: len(row.tokens)), rows),
-        "results of another task": (model_scores([copy for _, copy in foreign]), [row for row, _ in foreign]),
+        "results of another task": (last_logits(critic, copies, kind), own),
         "prompt alone": (np.array([x[-1] for x in logits(critic, prompts)]), rows),
     }
     table = {}

@@ -152,6 +152,11 @@ def logits(critic: Critic, units: Sequence[Sequence[View]], budget: int = SCORIN
     return [found[i] for i in range(len(units))]
 
 
+def last_logits(critic: Critic, rows: Sequence[Episode | Trajectory], kind: str) -> Array:
+    """Return the logit of each episode after its last token, float64 [episodes]."""
+    return np.array([scores[-1] for scores in logits(critic, [views(row, kind) for row in rows])])
+
+
 @dataclass(frozen=True)
 class RewardModelFacts:
     """Facts about a saved reward model: how it is read, and the tokens that it fits."""

@@ -18,6 +18,7 @@ from fastapi import HTTPException
 import agent_r1
 from agent_r1.arguments import ArgumentError
 from agent_r1.ids import find_environment
+from agent_r1.remote_answers import MAX_REWARD
 from agent_r1.server.wire import NewSession, about, to_json
 from agent_r1.text.tokenizers import fingerprint, load_tokenizer
 from agent_r1.tool_env import ToolEnv
@@ -25,8 +26,6 @@ from agent_r1_tools import ToolFault
 from agent_r1_tools.threads import OneThread
 
 MAX_CONTEXT_TOKENS = 262_144
-MAX_REWARD = 1e6
-"""The largest reward, and process weight, that a client may set."""
 CLOSE_SECONDS = 2.0
 """The time for which an answer waits until an environment is closed."""
 GONE = "there is no such session: it was closed, was idle for too long, or never opened"
