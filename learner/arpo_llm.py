@@ -156,7 +156,8 @@ def tree_advantages(returns: Array, shared: Array, credit: str = "turn", deviati
     `shared` [episodes, episodes] counts the turns that two episodes share. An episode weighs 1, and half as much after
     each of its branches, so that a shared turn counts once. Its baseline is what the nearest episodes without the turn
     earn from there. `deviation` is of other groups. Nothing is divided by the number of episodes that began at the
-    prompt, which depends on the branches. So the expected gradient has the true direction.
+    prompt, which depends on the branches. The expected gradient has the true direction if one root may branch. With
+    several, a root's early end adds episodes to the baselines of others, and bends it slightly.
     """
     if credit == "episode":
         returns = np.repeat(returns[:, :1], returns.shape[1], axis=1)
