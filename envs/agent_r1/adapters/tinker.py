@@ -56,10 +56,19 @@ class TinkerEnv(Env):
         self.rollout_limits = RolloutLimits(
             max_turn_tokens=env.max_action_tokens, max_trajectory_tokens=env.max_context_tokens
         )
-        self._thread = ThreadPoolExecutor(1)
+        self._thread, self._closed = ThreadPoolExecutor(1), False
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if self._closed:  # the group ended by another episode's error, and this one's rollout continues
+            raise RuntimeError("the episode was closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    async def close(self) -> None:
+        """Close the environment, wherever its episode stands. A second call does nothing."""
+        if not self._closed:
+            closing = asyncio.get_running_loop().run_in_executor(self._thread, self.env.close)
+            self._closed = True
+            await closing
 
     async def initial_observation(self) -> tuple[ModelInput, list[int]]:
         """Return the prompt, and the tokens that end a turn."""
@@ -71,7 +80,7 @@ class TinkerEnv(Env):
         state, reward, terminated, truncated, info = await self._run(self.env.step, np.array(action, np.int32))
         done, metrics = terminated or truncated, {}
         if done:
-            await self._run(self.env.close)
+            await self.close()
             if "fault" in info:
                 raise ToolFault(info["fault"])
             reason = info.get("truncation_reason")
@@ -95,11 +104,19 @@ class TinkerGroupBuilder(EnvGroupBuilder):
     task_index: int
     group_size: int
     env_kwargs: dict[str, Any] = field(default_factory=dict)
+    _made: list[TinkerEnv] = field(default_factory=list, init=False, repr=False, compare=False)
 
     async def make_envs(self) -> Sequence[TinkerEnv]:
         """Make the environments, which share tokenizer and data."""
         envs = [gym.make(self.env_id, **self.env_kwargs).unwrapped for _ in range(self.group_size)]
-        return [TinkerEnv(cast(ToolEnv, env), self.task_index) for env in envs]
+        made = [TinkerEnv(cast(ToolEnv, env), self.task_index) for env in envs]
+        self._made.extend(made)
+        return made
+
+    async def cleanup(self) -> None:
+        """Close the environments, also of episodes that broke; tinker-cookbook calls it after a group."""
+        while self._made:
+            await self._made.pop().close()
 
     def logging_tags(self) -> list[str]:
         """Return the id, under which tinker-cookbook logs this environment if there are several."""

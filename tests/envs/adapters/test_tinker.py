@@ -194,6 +194,7 @@ def test_a_fault_is_an_error_of_the_rollout(where):
     scripted.Desk.faults, scripted.Desk.broken_start = 1, where == "reset"
     with pytest.raises(ToolFault, match="tool query: ConnectionError: no line|could not begin: ConnectionError"):
         rollout(builder, Script(played), strategy=FailFast())
+    assert scripted.Desk.open == 0  # nor is an episode left open that had no fault
 
 
 def test_an_episode_that_broke_is_played_again():
