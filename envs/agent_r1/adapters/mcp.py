@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -82,8 +83,14 @@ def mcp_server(
                 context.session._connection.exit_stack.push_async_callback(partial(end, key))
         return episodes[key]
 
-    async def end(key: str) -> None:
+    async def end(key: str | None) -> None:
         episodes.pop(key).close()
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        yield
+        if None in episodes:  # over stdio
+            await end(None)
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=await episode_of(context).run(_tools))
@@ -92,7 +99,8 @@ def mcp_server(
         episode = episode_of(context)
         return await episode.run(lambda env: episode.call(env, params.name, params.arguments or {}))
 
-    return Server("agent-r1", version=agent_r1.__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+    version = agent_r1.__version__
+    return Server("agent-r1", version=version, lifespan=lifespan, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 def mcp_app(
@@ -148,8 +156,12 @@ class _Episode:
 
     def close(self) -> None:
         """Close the environment after the calls that run or wait."""
-        if self.env is not None:
-            self.thread.submit(self.env.close)
+
+        def closed() -> None:
+            if self.env is not None:
+                self.env.close()
+
+        self.thread.submit(closed)  # the environment may be made there at this moment
         self.thread.shutdown(wait=False)
 
     def call(self, env: ToolEnv, name: str, arguments: dict[str, Any]) -> types.CallToolResult:

@@ -57,6 +57,28 @@ def test_a_client_plays_an_episode_over_stdio():
         server.close()
 
 
+def test_the_end_of_stdio_closes_the_environment(tmp_path):
+    told = tmp_path / "closed"
+    (tmp_path / "noted.py").write_text(
+        "import pathlib, gymnasium as gym, agent_r1\n"
+        "from agent_r1.tasks.arithmetic_world import ArithmeticWorldEnv\n"
+        "class Noted(ArithmeticWorldEnv):\n"
+        "    def close(self):\n"
+        f"        pathlib.Path({str(told)!r}).touch()\n"
+        "        super().close()\n"
+        "gym.register('Noted-v0', Noted)\n"
+    )
+    places = {"PYTHONPATH": f"{tmp_path}:{PLACES['PYTHONPATH']}"}
+    server = MCPServer([sys.executable, "-m", "agent_r1.adapters.mcp", "noted:Noted-v0"], env=places)
+    server.tools()
+    assert not told.exists()
+    server.close()
+    deadline = time.monotonic() + 10
+    while not told.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert told.exists()
+
+
 @contextmanager
 def served(**options):
     """The address of an app that listens on this machine."""
