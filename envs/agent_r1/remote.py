@@ -96,8 +96,9 @@ class RemoteEnv(ToolEnv):
         timeout: seconds that a request may take, a turn with all its tools for example.
         tokenizer: as in `ToolEnv`. The server must have an equal one.
 
-    Snapshots are kept by the server, and continue there only. A server that is gone is an infrastructure error of its
-    episodes. Raises ArgumentError if no server answers, or if it rejects the arguments.
+    Snapshots are kept by the server, and continue there only: the environment moves to it. A server that is gone is an
+    infrastructure error of its episodes. A bug of the environment there is a RuntimeError here. Raises ArgumentError if
+    no server answers, or if it rejects the arguments.
     """
 
     _local: ClassVar[tuple[str, ...]] = ("fault_deadline", "strict", "render_mode")
@@ -247,20 +248,29 @@ class RemoteEnv(ToolEnv):
         return found
 
     def get_state(self) -> dict[str, Any]:
-        """Return a snapshot, which any environment of the same arguments at the same server can continue from."""
+        """Return a snapshot. Environments of the same arguments can continue from it while the server keeps it."""
         if len(self.episode.turns) > len(self.episode.rewards):
             raise RuntimeError("get_state() in the middle of a turn; call it after the turn has its results")
         kept = self._act("snapshot")["snapshot"]
-        return {"url": self.url, "snapshot": kept, "episode": copy.deepcopy(self.episode), "task": self._task}
+        episode = copy.deepcopy(self.episode)
+        return {"url": self.url, "snapshot": kept, "episode": episode, "task": self._task, "schemas": self._shown}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a snapshot. Raises ValueError for one that this server does not have."""
-        if self._session is None:
-            self._open_session()
-        if state["url"] != self.url:
-            raise ValueError(f"the snapshot is kept by {state['url']}, this environment is at {self.url}")
+        """Continue from a snapshot, at the server that keeps it.
+
+        Raises ToolFault if that server is gone, is full or has dropped the snapshot, and ValueError for a snapshot of
+        an environment with other arguments.
+        """
+        url = state["url"]
+        if url not in self.urls:
+            raise ValueError(f"the snapshot is kept by {url}, this environment has {', '.join(self.urls)}")
+        if self._session is None or url != self.url:
+            self._leave_session()
+            if (problem := self._open_at(url)) is not None:
+                raise ToolFault(f"{url}, which keeps the snapshot, has no session for us: {problem}", ran=False)
         self._act("restore", snapshot=state["snapshot"])
         self._episode, self._task = copy.deepcopy(state["episode"]), state["task"]
+        self._shown = state["schemas"]
 
     def close(self) -> None:
         """Close the session on the server."""
@@ -300,14 +310,14 @@ class RemoteEnv(ToolEnv):
                 return
             skipped.append(f"{url}: {problem}")
         problems = "; ".join([*skipped, *full])
-        remedy = f"start one with python -m agent_r1.serve {self.env_id}"
+        remedy = f"start one with python -m agent_r1.serve {self.env_id}{' --max-sessions N' if full else ''}"
         raise ToolFault(f"no environment server has a session for us: {problems}; {remedy}", ran=False)
 
     def _open_at(self, url: str) -> str | None:
         """Open a session at a server; return None, or why that is not possible."""
         body = {"env_id": self.env_id, "kwargs": self._kwargs, "tokenizer": self._fingerprint}
         try:
-            about = _request(self._exchange, "POST", f"{url}/sessions", "sessions", body)
+            about = _request(self._exchange, "POST", f"{url}/sessions", "opened", body)
         except (ToolFault, ArgumentError) as error:
             return str(error)
         self.url, self._session, self._number = url, about["session"], 0
@@ -315,7 +325,8 @@ class RemoteEnv(ToolEnv):
         _open_sessions[address] = pid, self._exchange.headers
         self._leave = leave = weakref.finalize(self, _leave, self._exchange, address, pid)
         leave.atexit = False  # see `_leave_all`
-        problem, before = check_session(about), self._about or about
+        problem = problem_of(about, FORMS["sessions"]) or check_session(about)  # a session to close in any case
+        before = self._about or about
         if problem is not None:
             problem = f"{OTHER}: {problem}"
         elif any(about.get(name) != before[name] for name in before.keys() - {"session", "schemas"}):
@@ -423,10 +434,21 @@ def _urls(url: str | Sequence[str]) -> list[str]:
     return urls
 
 
+def read_token(token: str) -> str:
+    """Return a token without white space around it.
+
+    Raises ArgumentError for one that no header can carry. The message does not quote it.
+    """
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ArgumentError("the token must consist of printable ASCII characters, which a header can carry")
+    return token
+
+
 def _exchange(token: str | None, timeout: float) -> Exchange:
     from agent_r1_tools.exchange import Exchange
 
-    token = token if token is not None else os.environ.get(TOKEN_VARIABLE)
+    token = read_token(token if token is not None else os.environ.get(TOKEN_VARIABLE, ""))
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return Exchange(timeout, headers, connect_seconds=5.0, trust_env=False)
 
@@ -476,11 +498,11 @@ def _raise_detail(status: int, detail: str, of_session: bool) -> None:
     """Raise the error that a server explains, except for a status that says nothing about the request."""
     if of_session and status == 404:
         raise Unreachable(GONE, ran=True)
-    if of_session and status == 409:
+    if of_session and status in (409, 500):  # 500: a bug of the environment, which would end a local program too
         raise RuntimeError(detail)
-    if of_session and status in (410, 422):
+    if of_session and status == 422:
         raise ValueError(detail)
-    if of_session and status == 500:  # a bug of the environment
+    if of_session and status in (410, 413):  # a lost snapshot, one that is too large
         raise ToolFault(detail, ran=True)
     if not of_session and status in (401, 403, 404, 422):
         raise ArgumentError(f"status {status}: {detail}")

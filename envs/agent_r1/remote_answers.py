@@ -127,6 +127,7 @@ END: Form = {"is_success": _is_bool, "answer": _or_none(_is_text), "metrics": _d
 FORMS: Mapping[str, Form] = {
     "health": {"sessions": _is_int, "max_sessions": _is_int},
     "splits": {"splits": lambda value: value != {} and _dict_of(_is_bound)(value)},
+    "opened": {"session": _is_name},
     "sessions": {
         "session": _is_name, "num_tasks": _is_bound, "splits": _dict_of(_is_text), "split": _is_text,
         "dialect": _is_text, "schemas": _list_of(_is_schema), "max_turns": _is_bound, "max_context_tokens": _is_bound,

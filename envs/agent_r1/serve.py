@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1.arguments import ArgumentError, json_object
-from agent_r1.remote import TOKEN_VARIABLE
+from agent_r1.remote import TOKEN_VARIABLE, read_token
 
 try:
     from agent_r1.server.app import create_app
@@ -44,17 +44,21 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--openenv", action="store_true", help="also serve the first id to OpenEnv's clients")
     parser.add_argument("--mcp", action="store_true", help="also serve the first id's tools to MCP clients")
     args = parser.parse_args(words)
-    token = os.environ.get(TOKEN_VARIABLE) or None
+    token = os.environ.get(TOKEN_VARIABLE)
     if args.token_file is not None:
         try:
-            token = args.token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+            token = args.token_file.read_text(encoding="utf-8").partition("\n")[0]
         except (OSError, ValueError) as error:
             raise SystemExit(f"--token-file cannot be read: {error}; give a text file") from None
-        if not token:
+        if not token.strip():
             raise SystemExit(f"--token-file {args.token_file} is empty")
+    try:
+        token = read_token(token or "") or None
+    except ArgumentError as error:
+        raise SystemExit(str(error)) from None
     if token is None and not is_loopback(f"[{args.host}]" if ":" in args.host else args.host):
         raise SystemExit(f"--host {args.host} is reached by others: set {TOKEN_VARIABLE}, or --token-file")
-    if args.max_sessions < 1 or args.idle_seconds <= 0:
+    if args.max_sessions < 1 or not args.idle_seconds > 0:
         raise SystemExit("--max-sessions must be at least 1, and --idle-seconds above 0")
     try:
         app = create_app(

@@ -142,6 +142,55 @@ def test_a_vector_environment_spreads_over_servers_and_equals_the_local_one(serv
     other.stop()
 
 
+def test_a_snapshot_is_continued_at_the_server_that_keeps_it(server):
+    other = Server(WORLDS[:1], max_sessions=12)
+    kwargs = {"url": [server.url, other.url], "env_id": WORLDS[0]}
+    envs = gym.make_vec("AgentR1/Remote-v0", num_envs=2, **kwargs)
+    envs.reset(seed=0)
+    one, two = envs.envs
+    assert one.url != two.url
+    envs.fork(0, 1)
+    assert two.url == one.url and waits_for(other, 2 if one.url == other.url else 0)
+    turn = [one.encode_reply({"content": "Hm."})] * 2
+    states = envs.step(turn)[0]
+    assert np.array_equal(states[0], states[1]) and two.episode.messages == one.episode.messages
+    state = one.get_state()
+    with pytest.raises(ValueError, match="the snapshot is kept by http://elsewhere, this environment has http://127"):
+        two.set_state(state | {"url": "http://elsewhere"})
+    with pytest.raises(ToolFault, match="there is no such snapshot: the server keeps the last"):
+        two.set_state(state | {"snapshot": "dropped"})
+    two._shown = []
+    two.set_state(state)
+    assert two.schemas == one.schemas != []
+    envs.close(), other.stop()
+
+
+def test_a_snapshot_that_is_too_large_does_not_cost_the_episode(remote, monkeypatch):
+    env = remote(WORLDS[0])
+    env.reset(seed=0)
+    monkeypatch.setattr("agent_r1.server.snapshots.MAX_BYTES", 8)
+    begun = time.monotonic()
+    with pytest.raises(ToolFault, match="and the server keeps 2"):
+        env.get_state()
+    assert time.monotonic() - begun < 10 and "fault" not in env.step_message({"content": "Hm."})[4]
+
+
+def test_a_full_server_names_its_bound():
+    small = Server(WORLDS[:1], max_sessions=1)
+    one = gym.make("AgentR1/Remote-v0", url=small.url, env_id=WORLDS[0])
+    with pytest.raises(ArgumentError, match="all 1 sessions are in use; start one with .* --max-sessions N"):
+        gym.make("AgentR1/Remote-v0", url=small.url, env_id=WORLDS[0])
+    one.close(), small.stop()
+
+
+@pytest.mark.parametrize("token", ["geheimß", "two\nlines"])
+def test_a_token_that_cannot_be_sent_is_not_quoted(server, token):
+    with pytest.raises(ArgumentError, match="must consist of printable ASCII") as caught:
+        gym.make("AgentR1/Remote-v0", url=server.url, env_id=WORLDS[0], token=token)
+    assert token not in str(caught.value)
+    gym.make("AgentR1/Remote-v0", url=server.url, env_id=WORLDS[0], token="of a file\n").close()
+
+
 def test_a_server_that_is_gone_is_a_fault_and_the_next_episode_is_elsewhere(server):
     dying = Server(WORLDS[:1], max_sessions=1000)  # the freest
     env = gym.make("AgentR1/Remote-v0", url=f"{dying.url},{server.url}", env_id=WORLDS[0], fault_deadline=0.3).unwrapped
@@ -324,7 +373,7 @@ def test_an_odd_answer_is_a_fault(kind, rogue):
     env.close()
 
 
-@pytest.mark.parametrize("status, kind", [(409, RuntimeError), (422, ValueError)])
+@pytest.mark.parametrize("status, kind", [(409, RuntimeError), (500, RuntimeError), (422, ValueError)])
 def test_an_error_of_the_environment_there_is_raised_here(status, kind, rogue):
     env = gym.make("AgentR1/Remote-v0", url=rogue.url, env_id=WORLDS[0]).unwrapped
     env.reset(seed=0)

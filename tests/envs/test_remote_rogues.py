@@ -13,7 +13,7 @@ from environment_server import Server
 from hostile_server import DRIPS, answer, drip, talking
 
 import agent_r1
-from agent_r1 import remote
+from agent_r1 import ArgumentError, remote
 from agent_r1.remote_answers import ANSWER_BYTES, END, FORMS, MAX_INT, problem_of, read_json
 from agent_r1_tools import exchange
 
@@ -111,6 +111,15 @@ def test_a_server_with_wrong_limits_is_skipped(name, value, server):
             env = gym.make("AgentR1/Remote-v0", url=[bad, server.url], env_id=ENV_ID).unwrapped
     assert env.url == server.url
     env.close()
+
+
+def test_a_session_whose_answer_cannot_be_used_is_closed(server):
+    with pytest.raises(ArgumentError, match="its max_action_tokens is"):
+        gym.make("AgentR1/Remote-v0", url=server.url, env_id=ENV_ID, max_action_tokens=2**31)
+    deadline = time.monotonic() + 5
+    while server.sessions and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.sessions == 0
 
 
 def test_an_environment_without_end_is_accepted():

@@ -10,9 +10,10 @@ import httpx
 import pytest
 from environment_server import Server
 
-from agent_r1 import Task, ToolEnv
+from agent_r1 import ArgumentError, Task, ToolEnv
 from agent_r1.server import snapshots
 from agent_r1.server.guard import Guard
+from agent_r1.server.sessions import Sessions
 from agent_r1_tools import http_limits
 
 ODD = "Test/Odd-v0"
@@ -242,3 +243,8 @@ def test_a_body_is_held_until_it_is_used(monkeypatch):
             return (await first).status_code, (await second).status_code, (await client.post("/")).status_code
 
     assert asyncio.run(play()) == (200, 429, 200)
+
+
+def test_the_tokenizer_is_agreed_with_the_client():
+    with pytest.raises(ArgumentError, match="--env-kwargs must not contain tokenizer: a client chooses one"):
+        Sessions([ODD], {"tokenizer": "byte"}, [], 1, 1.0)

@@ -93,6 +93,8 @@ class Sessions:
         idle_seconds: float,
     ) -> None:  # fmt: skip
         self.env_kwargs, self.max_sessions, self.idle_seconds = dict(env_kwargs), max_sessions, idle_seconds
+        if "tokenizer" in env_kwargs:
+            raise ArgumentError("--env-kwargs must not contain tokenizer: a client chooses one of --tokenizer")
         self.ids = {name: find_environment(name).id for name in env_ids}
         self.open: dict[str, Session] = {}
         self.opening = 0  # sessions whose environment is being made

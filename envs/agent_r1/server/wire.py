@@ -121,12 +121,12 @@ def reset(env: ToolEnv, asked: Reset) -> dict[str, Any]:
     }
 
 
-def check_size(asked: Step) -> None:
+def check_size(text: str | None, message: dict[str, Any] | None) -> None:
     """Raise ValueError for a turn whose encoding would take long. Tokens are bounded by the request."""
-    length = len(asked.text or "") if asked.message is None else len(json.dumps(asked.message))
+    length = len(text or "") if message is None else len(json.dumps(message))
     if length > MAX_CHARACTERS:
         raise ValueError(f"the turn has {length} characters, and the server reads {MAX_CHARACTERS}; send less")
-    waiting, objects = [asked.message], 0
+    waiting, objects = [message], 0
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
@@ -137,7 +137,7 @@ def check_size(asked: Step) -> None:
 
 
 def step(env: ToolEnv, asked: Step) -> dict[str, Any]:
-    check_size(asked)
+    check_size(asked.text, asked.message)
     span = action_span(env, text=asked.text, message=asked.message, tokens=asked.tokens)
     start, messages = env.episode.length, len(env.episode.messages)
     state, reward, terminated, truncated, info = env.step(span)

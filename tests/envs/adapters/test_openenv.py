@@ -196,6 +196,7 @@ def test_a_refused_message_changes_nothing():
                 client.reset(**arguments)
         client.reset(index=0)
         for action, problem in [
+            ({"message": {"tool_calls": 2_000 * [{}]}}, "the server reads 1024"),
             ({}, "either"), ({"message": "a", "tokens": [1]}, "either"), ({"tokens": [10**30]}, "token ids"),
             ({"tokens": [-1]}, "outside the vocabulary"), ({"tokens": [1.5]}, "Invalid message"),
             ({"message": {"role": "assistant"}}, "a reply must be a message"), ({"text": "a"}, "Invalid message"),

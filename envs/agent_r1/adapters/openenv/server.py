@@ -14,6 +14,7 @@ from agent_r1.adapters.openenv.client import OpenEnvAction, OpenEnvObservation, 
 from agent_r1.episode import Tokens
 from agent_r1.ids import creator, factory, find_environment
 from agent_r1.loops import new_messages
+from agent_r1.server.wire import check_size
 from agent_r1.text.chat import action_span
 from agent_r1.tool_env import ToolEnv
 from agent_r1_tools import ToolFault
@@ -118,6 +119,7 @@ class OpenEnvEnvironment(Environment):
         if (action.message is None) is (action.tokens is None):
             raise ValueError("an action has either `message` or `tokens`")
         text, message = (action.message, None) if isinstance(action.message, str) else (None, action.message)
+        check_size(None, message)  # a text of any length is read fast
         span = action_span(env, text=text, message=message, tokens=action.tokens).tolist()
         span = span[: env.room + 1]  # a longer turn is cut the same
         state, reward, terminated, truncated, info = self._thread.run(env.step, span)
